@@ -1,0 +1,168 @@
+"""Quantised attention for torch: the one bridge between the kernels and everything above them."""
+
+from typing import NamedTuple
+
+import torch
+
+from . import backends
+from .dispatch import Decision, backend_named, choose, refuse
+from .precision import PRECISIONS
+from .request import Request, compute_capability, describe_request, find_fault
+
+
+class UnsupportedAttentionError(ValueError):
+    """No backend can compute this call right; the message says what is wrong and what to do."""
+
+
+class Capability(NamedTuple):
+    """Whether ``backend`` can compute ``precision`` on the device that was asked about."""
+
+    precision: str
+    backend: str
+    native: bool
+    usable: bool
+    reason: str  # why not; empty if usable
+
+
+def explain(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    precision: str,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+    trainable: bool = False,
+    backend: str | None = None,
+    emulation: bool = True,
+) -> Decision:
+    """Say which backend would compute this call, or why none can. Reads no data, runs nothing.
+
+    Arguments as in :func:`attention`. ``trainable`` asks about :func:`attention_trainable`;
+    ``emulation=False`` leaves out backends slower than the host's own attention.
+    """
+    fault = find_fault(q, k, v, precision=precision, mask=mask)
+    if fault:
+        return refuse(fault)
+    request = describe_request(
+        q, k, v, precision=precision, mask=mask, causal=causal, trainable=trainable
+    )
+    if trainable and mask is not None and mask.requires_grad:
+        return refuse("the mask needs a gradient, which SageBwd does not give")
+    return choose(request, backend=backend, emulation=emulation)
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    precision: str,
+    mask: torch.Tensor | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    backend: str | None = None,
+) -> torch.Tensor:
+    """``softmax(scale Q K^T + mask) V`` in ``precision``, forward only.
+
+    q: [B, Hq, Nq, D]; k, v: [B, Hk, Nk, D], Hq a multiple of Hk; fp16, bf16, fp32 or fp64, any
+    strides. mask: bool (True = attend) or additive, broadcastable to [B, Hq, Nq, Nk]; a row with
+    nothing to attend to gives zeros. scale: D ** -0.5 if None. causal: key j is seen by query i
+    where j <= i, as in torch's scaled_dot_product_attention.
+
+    Returns [B, Hq, Nq, D] in q's dtype, token-major in memory: ``out.transpose(1, 2)`` is
+    contiguous, so the [B, N, H*D] that most models want next costs no copy.
+
+    Raises UnsupportedAttentionError if no backend can compute the call, or if a gradient is
+    needed (use :func:`attention_trainable`).
+    """
+    decision = explain(
+        q, k, v, precision=precision, mask=mask, causal=causal, backend=backend
+    )
+    if decision.backend is None:
+        raise UnsupportedAttentionError(decision.reason)
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    return _attention(q, k, v, _as_4d(mask), scale, causal, precision, decision.backend)
+
+
+def attention_trainable(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    mask: torch.Tensor | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    backend: str | None = None,
+) -> torch.Tensor:
+    """Attention whose forward and backward run in INT8 (SageBwd: paper, section 4).
+
+    Arguments and result as in :func:`attention`; gradients reach q, k and v in their own dtypes.
+    Raises UnsupportedAttentionError if no backend can compute the call.
+    """
+    decision = explain(
+        q, k, v, precision="int8", mask=mask, causal=causal, trainable=True, backend=backend
+    )
+    if decision.backend is None:
+        raise UnsupportedAttentionError(decision.reason)
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    train = backend_named(decision.backend).train
+    return train(q, k, v, mask=_as_4d(mask), scale=scale, causal=causal)
+
+
+def capabilities(device: torch.device | str) -> list[Capability]:
+    """Every backend and precision on ``device``, for an everyday call (fp16, 4096 tokens, D=128)."""
+    device = torch.device(device)
+    rows = []
+    for precision in PRECISIONS:
+        request = Request(
+            precision=precision,
+            device=device.type,
+            capability=compute_capability(device),
+            dtype=torch.float16,
+            mixed_dtypes=False,
+            batch=1,
+            q_heads=24,
+            kv_heads=24,
+            q_len=4096,
+            kv_len=4096,
+            head_dim=128,
+            mask="none",
+            causal=False,
+            needs_grad=False,
+            trainable=False,
+        )
+        for backend in backends.BACKENDS:
+            if precision in backend.precisions:
+                reason = backend.objection(request) or ""
+                rows.append(Capability(precision, backend.name, backend.native, not reason, reason))
+    return rows
+
+
+def _as_4d(mask: torch.Tensor | None) -> torch.Tensor | None:
+    return None if mask is None else mask[(None,) * (4 - mask.ndim)]
+
+
+# An operator of its own so that torch.compile sees one opaque node instead of the emulation's
+# hundreds, and so that native launchers need no tracing rules.
+@torch.library.custom_op("sageattention3::attention", mutates_args=())
+def _attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    causal: bool,
+    precision: str,
+    backend: str,
+) -> torch.Tensor:
+    out = backend_named(backend).forward(
+        q, k, v, precision=precision, mask=mask, scale=scale, causal=causal
+    )
+    return out.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+@_attention.register_fake
+def _(q, k, v, mask, scale, causal, precision, backend):
+    b, h, n, d = q.shape
+    return q.new_empty((b, n, h, d)).transpose(1, 2)

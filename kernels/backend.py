@@ -1,0 +1,77 @@
+"""What a backend is: one way to compute some precisions, and the calls it declares itself fit for.
+
+A new kernel family slots in as one launcher file that builds a ``Backend`` and one line in
+``kernels/backends.py``; dispatch reads nothing but these declarations.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from .request import Request
+
+
+class Constraint(Protocol):
+    """A condition on a request that can say itself in words, for the report a creator reads."""
+
+    def admits(self, request: Request) -> bool: ...
+
+    def describe(self) -> str:
+        """The condition as the rest of a sentence that begins with "needs"."""
+        ...
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """The tensors lie on one of these device types."""
+
+    types: tuple[str, ...]
+
+    def admits(self, request: Request) -> bool:
+        return request.device in self.types
+
+    def describe(self) -> str:
+        return f"tensors on {' or '.join(self.types)}"
+
+
+@dataclass(frozen=True)
+class HeadDimUpTo:
+    """head_dim of at most ``limit`` channels."""
+
+    limit: int
+
+    def admits(self, request: Request) -> bool:
+        return request.head_dim <= self.limit
+
+    def describe(self) -> str:
+        return f"a head_dim of at most {self.limit}"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to compute ``precisions``.
+
+    forward: ``(q, k, v, *, precision, mask, scale, causal) -> out`` on [B, H, N, D] tensors.
+    train: the differentiable INT8 form (SageBwd), same arguments without precision; None if absent.
+    native: False marks an emulation, which is slower than the host's own attention.
+    """
+
+    name: str
+    precisions: tuple[str, ...]
+    native: bool
+    constraints: tuple[Constraint, ...]
+    forward: Callable[..., torch.Tensor]
+    train: Callable[..., torch.Tensor] | None = None
+
+    def objection(self, request: Request) -> str | None:
+        """Why this backend cannot serve ``request``, as a clause; None if it can."""
+        if request.precision not in self.precisions:
+            return f"{self.name} does not compute {request.precision}"
+        if request.trainable and self.train is None:
+            return f"{self.name} has no backward pass"
+        for constraint in self.constraints:
+            if not constraint.admits(request):
+                return f"{self.name} needs {constraint.describe()}"
+        return None

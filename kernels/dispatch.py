@@ -1,0 +1,61 @@
+"""Declared constraints in, a backend or the reason why not out. Nothing is tried, nothing is run."""
+
+from typing import NamedTuple
+
+from . import backends
+from .request import Request
+
+
+class Decision(NamedTuple):
+    """``backend`` computes the call; None means that the host's own attention must.
+
+    reason: one clause for the report, e.g. "sm120_fp4 needs compute capability 12.x"; empty when
+    a native backend serves the request and there is nothing to explain.
+    """
+
+    backend: str | None
+    native: bool
+    reason: str
+
+
+def refuse(reason: str) -> Decision:
+    return Decision(None, False, reason)
+
+
+def choose(request: Request, *, backend: str | None = None, emulation: bool = True) -> Decision:
+    """The first backend that fits ``request``.
+
+    backend: insist on this one by name. emulation: whether a backend that is slower than the
+    host's own attention may answer; the caller who wants speed says False.
+    """
+    objection = _objection_to_any(request)
+    if objection:
+        return refuse(objection)
+    candidates = [b for b in backends.BACKENDS if backend in (None, b.name)]
+    if not candidates:
+        known = ", ".join(b.name for b in backends.BACKENDS)
+        return refuse(f"no backend is named {backend!r}; this build has {known}")
+    objections = []
+    for candidate in candidates:
+        objection = candidate.objection(request)
+        if objection is None and not candidate.native and not emulation:
+            objection = f"no native {request.precision} kernel fits this call, emulation is off"
+        if objection is None:
+            return Decision(candidate.name, candidate.native, "; ".join(objections))
+        objections.append(objection)
+    return refuse("; ".join(objections))
+
+
+def _objection_to_any(request: Request) -> str | None:
+    """What rules every backend out, whatever its constraints."""
+    if request.precision == "fp16":
+        return "fp16 is the host's own attention"
+    if request.trainable and request.precision != "int8":
+        return f"{request.precision} has no backward pass; int8 trains (SageBwd)"
+    if request.needs_grad and not request.trainable:
+        return "a gradient is needed and inference kernels would cut it"
+    return None
+
+
+def backend_named(name: str) -> backends.Backend:
+    return next(b for b in backends.BACKENDS if b.name == name)

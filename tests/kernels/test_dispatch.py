@@ -1,0 +1,115 @@
+"""Decisions: which backend, or the reason why none, from shapes and flags alone."""
+
+import pytest
+import torch
+from sageattention3 import kernels
+from sageattention3.kernels import backends, dispatch
+from sageattention3.kernels.backend import Backend, HeadDimUpTo, OnDevice
+from sageattention3.kernels.request import Request
+
+EVERYDAY = Request(
+    precision="int8",
+    device="cpu",
+    capability=None,
+    dtype=torch.float16,
+    mixed_dtypes=False,
+    batch=1,
+    q_heads=24,
+    kv_heads=24,
+    q_len=4096,
+    kv_len=4096,
+    head_dim=128,
+    mask="none",
+    causal=False,
+    needs_grad=False,
+    trainable=False,
+)
+
+
+def never(*args, **kwargs):
+    raise AssertionError("dispatch must decide without running anything")
+
+
+def fake(name: str, *, native: bool = True, precisions=("int8",), constraints=(), train=None):
+    return Backend(name, tuple(precisions), native, tuple(constraints), never, train)
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    def use(*entries):
+        monkeypatch.setattr(backends, "BACKENDS", entries)
+
+    return use
+
+
+def test_the_first_backend_whose_constraints_hold_is_chosen(registry):
+    registry(fake("wide", constraints=[HeadDimUpTo(64)]), fake("tall"), fake("late"))
+    decision = dispatch.choose(EVERYDAY)
+    assert decision.backend == "tall"
+    assert decision.native
+    assert "wide needs a head_dim of at most 64" in decision.reason
+
+
+def test_a_refusal_names_every_backend_and_its_objection(registry):
+    registry(fake("a", constraints=[HeadDimUpTo(64)]), fake("b", constraints=[OnDevice(("cuda",))]))
+    decision = dispatch.choose(EVERYDAY)
+    assert decision.backend is None
+    assert decision.reason == "a needs a head_dim of at most 64; b needs tensors on cuda"
+
+
+def test_emulation_answers_only_where_it_is_allowed(registry):
+    registry(fake("slow", native=False))
+    assert dispatch.choose(EVERYDAY).backend == "slow"
+    refused = dispatch.choose(EVERYDAY, emulation=False)
+    assert refused.backend is None
+    assert "no native int8 kernel" in refused.reason
+
+
+def test_a_backend_asked_for_by_name_is_used_or_refused_by_name(registry):
+    registry(fake("one"), fake("two"))
+    assert dispatch.choose(EVERYDAY, backend="two").backend == "two"
+    assert "no backend is named 'three'" in dispatch.choose(EVERYDAY, backend="three").reason
+
+
+def test_no_inference_backend_is_chosen_where_a_gradient_is_needed(registry):
+    registry(fake("fast"))
+    decision = dispatch.choose(EVERYDAY._replace(needs_grad=True))
+    assert decision.backend is None
+    assert "gradient" in decision.reason
+
+
+def test_training_goes_only_to_a_backend_with_a_backward_pass(registry):
+    training = EVERYDAY._replace(needs_grad=True, trainable=True)
+    registry(fake("forward_only"), fake("trains", train=never))
+    assert dispatch.choose(training).backend == "trains"
+    assert "int8 trains" in dispatch.choose(training._replace(precision="fp4")).reason
+
+
+def test_fp16_is_never_computed_by_a_kernel(registry):
+    registry(fake("all", precisions=tuple(kernels.PRECISIONS)))
+    assert dispatch.choose(EVERYDAY._replace(precision="fp16")).backend is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"device": "mps"}, "tensors on cpu or cuda"),
+        ({"head_dim": 512}, "head_dim of at most 256"),
+    ],
+)
+def test_the_reference_backend_declares_its_limits(change, words):
+    decision = dispatch.choose(EVERYDAY._replace(**change))
+    assert decision.backend is None
+    assert words in decision.reason
+
+
+def test_capability_is_read_from_the_device_of_the_tensors(monkeypatch):
+    from sageattention3.kernels import request
+
+    table = {0: (7, 5), 1: (9, 0)}
+    monkeypatch.setattr(
+        torch.cuda, "get_device_capability", lambda device: table[device.index]
+    )
+    assert request.compute_capability(torch.device("cuda", 1)) == (9, 0)
+    assert request.compute_capability(torch.device("cuda", 0)) == (7, 5)
+    assert request.compute_capability(torch.device("cpu")) is None
