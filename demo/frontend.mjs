@@ -83,6 +83,24 @@ async function history() {
   return await (await fetch(`${job.url}/history`)).json();
 }
 
+// Replaces the graph by one made from an API prompt, in the places and frames of the workflow.
+async function loadPrompt(page) {
+  await page.evaluate(({ prompt, workflow }) => {
+    const { app } = window;
+    app.loadApiJson(prompt, "run");
+    for (const { id, pos, size } of workflow.nodes) {
+      const node = app.graph.getNodeById(id);
+      if (node) Object.assign(node, { pos, size });
+    }
+    for (const frame of workflow.groups) {
+      const group = new window.LiteGraph.LGraphGroup();
+      group.configure(frame);
+      app.graph.add(group);
+    }
+  }, { prompt: job.run, workflow: job.workflow });
+  await page.waitForFunction((n) => window.app.graph._nodes.length === n, Object.keys(job.run).length);
+}
+
 // Presses the Run button as a user would and waits for the server's verdict.
 async function run(page) {
   const before = Object.keys(await history()).length;
@@ -116,6 +134,7 @@ try {
   answer.prompt = await page.evaluate(async () => (await window.app.graphToPrompt()).output);
   if (job.loaded_png) await shoot(page, job.loaded_png);
   if (job.run) {
+    await loadPrompt(page);
     answer.status = await run(page);
     await page.waitForTimeout(1500); // previews load
     if (job.done_png) await shoot(page, job.done_png);

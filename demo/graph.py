@@ -8,7 +8,8 @@ shipped, so that the very MODEL -> Patch -> sampler -> Report path of the graph 
 from collections.abc import Iterator
 from typing import Any
 
-Prompt = dict[str, dict[str, Any]]
+Node = dict[str, Any]  # class_type, inputs
+Prompt = dict[str, Node]
 ObjectInfo = dict[str, dict[str, Any]]
 
 NOTES = ("Note", "MarkdownNote")
@@ -76,3 +77,71 @@ def to_prompt(workflow: dict[str, Any], object_info: ObjectInfo) -> Prompt:
                 inputs[socket["name"]] = [str(source), slot]
         prompt[str(node["id"])] = {"class_type": node["type"], "inputs": inputs}
     return prompt
+
+
+# What makes a shipped graph small: latent sizes, steps, and a Patch that quantises short sequences
+# too, in emulation, as the demo machine has no native kernel.
+SMALL = {"width": 64, "height": 64, "length": 9, "batch_size": 1, "steps": 2}
+PATCH = {"min_tokens": 0, "emulation": True}
+REPORT_NODE = "SageAttention3Report"
+PATCH_NODE = "SageAttention3Patch"
+
+
+def shrink(
+    prompt: Prompt,
+    object_info: ObjectInfo,
+    *,
+    model: Node,
+    conditioning: Node,
+    latent: Node,
+    **patch: Any,
+) -> Prompt:
+    """``prompt`` with its big parts replaced, ending in the Report and a SaveLatent after it.
+
+    model, conditioning, latent: the nodes that stand in for model loaders, for text encoders, and
+    for latents that only a VAE could make. patch: further widgets of the SageAttention3 Patch. Kept
+    nodes keep their ids, stand-ins take the ids of what they replace.
+    """
+    stand_ins = {"MODEL": model, "CONDITIONING": conditioning}
+    small: Prompt = {}
+
+    def smaller(inputs: dict[str, Any]) -> dict[str, Any]:
+        return {name: SMALL.get(name, value) for name, value in inputs.items()}
+
+    def follow(link: list[Any]) -> list[Any]:
+        """Where a link that came from ``link`` comes from in the small prompt."""
+        source, slot = link
+        node = prompt[source]
+        info = object_info[node["class_type"]]
+        made = info["output"][slot]
+        takes = {kind for kind, _ in inputs_of(info).values() if isinstance(kind, str)}
+        if made in stand_ins and made not in takes:
+            small[source] = stand_ins[made]
+            return [source, 0]
+        if "VAE" in takes:
+            if made == "LATENT":
+                small[source] = {**latent, "inputs": smaller(latent["inputs"])}
+                return [source, 0]
+            return follow(node["inputs"][info["output_name"][slot]])
+        keep(source)
+        return link
+
+    def keep(node_id: str) -> None:
+        if node_id in small:
+            return
+        node = prompt[node_id]
+        inputs = {
+            name: follow(value) if isinstance(value, list) else value
+            for name, value in smaller(node["inputs"]).items()
+        }
+        if node["class_type"] == PATCH_NODE:
+            inputs |= PATCH | patch
+        small[node_id] = {"class_type": node["class_type"], "inputs": inputs}
+
+    [report] = [i for i, node in prompt.items() if node["class_type"] == REPORT_NODE]
+    keep(report)
+    small["saved"] = {
+        "class_type": "SaveLatent",
+        "inputs": {"samples": [report, 0], "filename_prefix": "latents/demo"},
+    }
+    return small

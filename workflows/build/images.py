@@ -59,7 +59,7 @@ def flux_dev(sheet: Sheet) -> None:
             scheduler="simple",
         )
     seen = report(sheet, sampled["LATENT"], patched)
-    save_image(sheet, seen["LATENT"], vae["VAE"], "flux_sageattention3")
+    save_image(sheet, seen["samples"], vae["VAE"], "flux_sageattention3")
 
 
 def sd3_5_large(sheet: Sheet) -> None:
@@ -106,7 +106,7 @@ def sd3_5_large(sheet: Sheet) -> None:
             scheduler="sgm_uniform",
         )
     seen = report(sheet, sampled["LATENT"], patched)
-    save_image(sheet, seen["LATENT"], checkpoint["VAE"], "sd3_5_sageattention3")
+    save_image(sheet, seen["samples"], checkpoint["VAE"], "sd3_5_sageattention3")
 
 
 def qwen_image(sheet: Sheet) -> None:
@@ -165,4 +165,4 @@ def qwen_image(sheet: Sheet) -> None:
             scheduler="simple",
         )
     seen = report(sheet, sampled["LATENT"], patched)
-    save_image(sheet, seen["LATENT"], vae["VAE"], "qwen_image_sageattention3")
+    save_image(sheet, seen["samples"], vae["VAE"], "qwen_image_sageattention3")

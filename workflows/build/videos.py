@@ -79,7 +79,7 @@ def hunyuan_video(sheet: Sheet) -> None:
     with sheet.group("Video", PURPLE):
         frames = sheet.add(
             "VAEDecodeTiled",
-            samples=seen["LATENT"],
+            samples=seen["samples"],
             vae=vae["VAE"],
             tile_size=256,
             overlap=64,
@@ -111,7 +111,7 @@ def wan_sampling(
     seen = report(sheet, sampled["LATENT"], patched)
     sheet.column(400)
     with sheet.group("Video", PURPLE):
-        frames = sheet.add("VAEDecode", samples=seen["LATENT"], vae=vae)
+        frames = sheet.add("VAEDecode", samples=seen["samples"], vae=vae)
         save_video(sheet, frames["IMAGE"], 16, "wan_sageattention3")
 
 
@@ -277,5 +277,5 @@ def ltxv(sheet: Sheet) -> None:
     seen = report(sheet, sampled["output"], patched)
     sheet.column(400)
     with sheet.group("Video", PURPLE):
-        frames = sheet.add("VAEDecode", samples=seen["LATENT"], vae=checkpoint["VAE"])
+        frames = sheet.add("VAEDecode", samples=seen["samples"], vae=checkpoint["VAE"])
         save_video(sheet, frames["IMAGE"], 25, "ltxv_sageattention3")
