@@ -24,8 +24,8 @@ def step_of(sigma: float, schedule: Sequence[float]) -> int:
     A sigma of the schedule belongs to the step that starts there, one between two of them to the
     step from the first to the second; the last sigma and whatever lies outside, to the nearest.
     """
-    last_step = max(len(schedule) - 2, 0)
-    if not schedule:
+    last_step = len(schedule) - 2
+    if last_step <= 0:
         return 0
     nearest = min(range(len(schedule)), key=lambda i: abs(schedule[i] - sigma))
     if abs(schedule[nearest] - sigma) <= 1e-4 * abs(sigma):  # rounding of the host's casts
