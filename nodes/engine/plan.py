@@ -63,10 +63,9 @@ class Plan:
     emulation: bool = False
     preset: str = CUSTOM
     edge_layers: frozenset[str] = frozenset()  # those of fp16_layers that the preset put there
-    # precision -> layers that a profile measured as too inaccurate at it
-    inaccurate: Mapping[str, frozenset[str]] = field(
-        default_factory=lambda: MappingProxyType({}), hash=False
-    )
+    # precision -> layers that a profile measured as too inaccurate at it; a plain dict, since
+    # torch.compile breaks its graph at a MappingProxyType
+    inaccurate: Mapping[str, frozenset[str]] = field(default_factory=dict, hash=False)
 
     @property
     def per_layer(self) -> bool:
@@ -173,7 +172,7 @@ def _inaccurate(
     layout: Layout, profile: Profile | None, precisions: tuple[str, ...]
 ) -> Mapping[str, frozenset[str]]:
     if profile is None:
-        return MappingProxyType({})
+        return {}
     strangers = profile.layers - set(layout.layer_ids)
     if strangers:
         raise ProfileError(
@@ -181,4 +180,4 @@ def _inaccurate(
             f"{' ...' if len(strangers) > 3 else ''}); the model has {layout.summary()}. "
             "Calibrate again on this model"
         )
-    return MappingProxyType({p: profile.exceptions(p) for p in precisions if p != "fp16"})
+    return {p: profile.exceptions(p) for p in precisions if p != "fp16"}
