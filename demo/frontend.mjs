@@ -67,16 +67,13 @@ function describeNodes() {
 }
 
 async function shoot(page, path) {
-  const graph = await page.evaluate(fitGraph, { side: 90, top: 130 });
+  const graph = await page.evaluate(fitGraph, { side: 90, top: 150 });
   await page.waitForTimeout(1000); // the canvas redraws on its own clock
-  const pad = 12;
-  const clip = {
-    x: graph.x - pad,
-    y: graph.y - pad,
-    width: graph.width + 2 * pad,
-    height: graph.height + 2 * pad,
-  };
-  await page.screenshot({ path, clip: job.crop ? clip : undefined });
+  if (job.crop_pad === null) return await page.screenshot({ path });
+  const { x, y, width, height } = graph;
+  const pad = job.crop_pad;
+  const clip = { x: x - pad, y: y - pad, width: width + 2 * pad, height: height + 2 * pad };
+  await page.screenshot({ path, clip });
 }
 
 async function history() {

@@ -10,6 +10,7 @@ from typing import Any
 from .host import HOST
 
 MODULES = HOST / "browser" / "node_modules"
+CROP_PAD = 12  # pixels around a cropped graph
 SCRIPT = Path(__file__).with_name("frontend.mjs")
 
 
@@ -61,7 +62,7 @@ def open_workflow(
         "run": run,
         "loaded_png": str(loaded_png) if loaded_png else None,
         "done_png": str(done_png) if done_png else None,
-        "crop": crop,
+        "crop_pad": CROP_PAD if crop else None,
         "viewport": viewport,
         "locale": locale,
         "timeout_s": timeout_s,

@@ -1,10 +1,11 @@
-"""The image workflows: one function each, in the order in which its nodes run."""
+"""The image workflows: one function each, its docstring being the title."""
 
 from .parts import CLIP_L, HUB, QWEN, T5, model, patch, prompt, report, save_image
 from .sheet import GREEN, Sheet
 
 
 def flux_dev(sheet: Sheet) -> None:
+    """FLUX.1 dev, text to image"""
     sheet.column(330)
     with sheet.group("Models"):
         unet = sheet.add(
@@ -63,6 +64,7 @@ def flux_dev(sheet: Sheet) -> None:
 
 
 def sd3_5_large(sheet: Sheet) -> None:
+    """SD 3.5 Large, text to image"""
     sheet.column(330)
     with sheet.group("Models"):
         checkpoint = sheet.add(
@@ -110,6 +112,7 @@ def sd3_5_large(sheet: Sheet) -> None:
 
 
 def qwen_image(sheet: Sheet) -> None:
+    """Qwen-Image, text to image"""
     sheet.column(330)
     with sheet.group("Models"):
         unet = sheet.add(

@@ -1,4 +1,4 @@
-"""The video workflows: one function each, in the order in which its nodes run."""
+"""The video workflows: one function each, its docstring being the title."""
 
 from .parts import CLIP_L, HUB, HUNYUAN, T5, WAN, model, patch, prompt, report, save_video
 from .sheet import GREEN, PURPLE, Node, Output, Sheet
@@ -12,6 +12,7 @@ WAN_NEGATIVE = (
 
 
 def hunyuan_video(sheet: Sheet) -> None:
+    """HunyuanVideo, text to video"""
     sheet.column(330)
     with sheet.group("Models"):
         unet = sheet.add(
@@ -116,6 +117,7 @@ def wan_sampling(
 
 
 def wan2_1_t2v(sheet: Sheet) -> None:
+    """Wan 2.1, text to video"""
     sheet.column(330)
     with sheet.group("Models"):
         unet = sheet.add(
@@ -158,6 +160,7 @@ def wan2_1_t2v(sheet: Sheet) -> None:
 
 
 def wan2_1_i2v(sheet: Sheet) -> None:
+    """Wan 2.1, image to video"""
     sheet.column(330)
     with sheet.group("Models"):
         unet = sheet.add(
@@ -214,6 +217,7 @@ def wan2_1_i2v(sheet: Sheet) -> None:
 
 
 def ltxv(sheet: Sheet) -> None:
+    """LTX-Video, text to video"""
     sheet.column(330)
     with sheet.group("Models"):
         checkpoint = sheet.add(
