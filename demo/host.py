@@ -67,7 +67,7 @@ def import_comfy() -> None:
         import comfy.options
 
         comfy.options.enable_args_parsing()
-        import comfy.cli_args  # noqa: F401
+        import comfy.cli_args
     finally:
         sys.argv = argv
 

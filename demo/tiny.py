@@ -48,7 +48,7 @@ def checkpoint(name: str) -> Path:
 
 
 def inputs(name: str, seed: int = SEED) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Random latent x and keyword arguments for ``model(name).model.apply_model(x, t, **kwargs)``."""
+    """A random latent x and the keyword arguments of ``model(name).model.apply_model(x, t)``."""
     family = FAMILIES[name]
     generator = torch.Generator().manual_seed(seed)
     batch = FRAMES_AS_BATCH if "num_video_frames" in family.conditions else 1
