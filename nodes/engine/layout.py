@@ -43,11 +43,6 @@ class Layout:
     def roles(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(role for block in self.all_blocks for role in block.roles))
 
-    @cached_property
-    def keyed(self) -> dict[tuple, Block]:
-        """The host's block key -> block."""
-        return {block.key: block for block in self.all_blocks if block.key}
-
     def summary(self) -> str:
         """The stacks in words, for messages: ``double.0-18, single.0-37``."""
         if not self.known:
