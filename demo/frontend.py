@@ -3,15 +3,17 @@
 import json
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .host import HOST
 
-MODULES = HOST / "browser" / "node_modules"
-CROP_PAD = 12  # pixels around a cropped graph
+MODULES = HOST / "browser" / "node_modules"  # holds playwright-core
 SCRIPT = Path(__file__).with_name("frontend.mjs")
+VIEWPORT = (2400, 1300)  # room for a shipped graph at full size
+CROP_PAD = 12  # pixels around a cropped graph
 
 
 class FrontendError(RuntimeError):
@@ -19,12 +21,27 @@ class FrontendError(RuntimeError):
 
 
 @dataclass(frozen=True)
+class Visit:
+    """What to do with one workflow.
+
+    run: a prompt to run with the Run button after that, its nodes laid out as those of
+    ``workflow`` with the same ids. loaded_png, done_png: where to leave screenshots of the workflow
+    as loaded and of the run.
+    """
+
+    workflow: dict[str, Any]
+    run: dict[str, Any] | None = None
+    loaded_png: Path | None = None
+    done_png: Path | None = None
+
+
+@dataclass(frozen=True)
 class Sight:
     """What the frontend showed.
 
-    prompt: the API prompt that the frontend makes of the workflow. nodes: id, type, title, bounds
-    [x, y, width, height], widgets (name -> shown label), texts and images [width, height] of each.
-    status: the server's verdict on the run, None if nothing ran. errors: what the page threw.
+    prompt: the API prompt that it makes of the workflow. nodes: id, type, title, bounds
+    [x, y, width, height], widgets (name -> value) and images [width, height] of each, after the
+    run if there was one. status: the server's verdict on the run. errors: what the page threw.
     """
 
     prompt: dict[str, Any]
@@ -33,45 +50,39 @@ class Sight:
     errors: list[str]
 
 
-def chromium() -> str | None:
-    """The Chromium on this machine, if any."""
-    return shutil.which("chromium") or shutil.which("chromium-browser")
+def chromium() -> str:
+    """Path of this machine's Chromium; raises ``FrontendError`` if it has none."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    if not found:
+        raise FrontendError("no Chromium found: install the package `chromium`")
+    return found
 
 
-def open_workflow(
-    url: str,
-    workflow: dict[str, Any],
-    *,
-    run: dict[str, Any] | None = None,
-    loaded_png: Path | None = None,
-    done_png: Path | None = None,
-    crop: bool = False,
-    viewport: tuple[int, int] = (2400, 1300),
-    locale: str = "en",
-    timeout_s: float = 120,
-) -> Sight:
-    """Load ``workflow`` in the frontend of the server at ``url``; with ``run``, press Run.
+def tour(
+    url: str, visits: Sequence[Visit], *, crop: bool = False, timeout_s: float = 120
+) -> list[Sight]:
+    """Do ``visits`` one after the other in one browser, with the server at ``url``.
 
-    run: the prompt to run, its nodes laid out as those of ``workflow`` with the same ids.
-    loaded_png, done_png: where to leave screenshots of the graph as loaded and after the run; with
-    ``crop`` they hold the graph alone. Raises ``FrontendError`` with the script's own words.
+    crop: screenshots hold the graph alone. timeout_s: limit of each wait. Raises ``FrontendError``
+    with the script's own words.
     """
     job = {
         "url": url,
-        "workflow": workflow,
-        "run": run,
-        "loaded_png": str(loaded_png) if loaded_png else None,
-        "done_png": str(done_png) if done_png else None,
+        "visits": [vars(visit) for visit in visits],
         "crop_pad": CROP_PAD if crop else None,
-        "viewport": viewport,
-        "locale": locale,
+        "viewport": VIEWPORT,
         "timeout_s": timeout_s,
         "modules": str(MODULES),
         "chromium": chromium(),
+        "wait_for_node": "SageAttention3Report",
     }
     done = subprocess.run(
-        ["node", SCRIPT], input=json.dumps(job), capture_output=True, text=True, check=False
+        ["node", SCRIPT],
+        input=json.dumps(job, default=str),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise FrontendError(done.stderr.strip())
-    return Sight(**json.loads(done.stdout))
+    return [Sight(**answer) for answer in json.loads(done.stdout)]

@@ -8,6 +8,8 @@ shipped, so that the very MODEL -> Patch -> sampler -> Report path of the graph 
 from collections.abc import Iterator
 from typing import Any
 
+from .families import Family
+
 Node = dict[str, Any]  # class_type, inputs
 Prompt = dict[str, Node]
 ObjectInfo = dict[str, dict[str, Any]]
@@ -87,26 +89,14 @@ REPORT_NODE = "SageAttention3Report"
 PATCH_NODE = "SageAttention3Patch"
 
 
-def shrink(
-    prompt: Prompt,
-    object_info: ObjectInfo,
-    *,
-    model: Node,
-    conditioning: Node,
-    latent: Node,
-    **patch: Any,
-) -> Prompt:
+def shrink(prompt: Prompt, family: Family, object_info: ObjectInfo, **patch: Any) -> Prompt:
     """``prompt`` with its big parts replaced, ending in the Report and a SaveLatent after it.
 
-    model, conditioning, latent: the nodes that stand in for model loaders, for text encoders, and
-    for latents that only a VAE could make. patch: further widgets of the SageAttention3 Patch. Kept
-    nodes keep their ids, stand-ins take the ids of what they replace.
+    family: the tiny model that stands in for model loaders, its conditioning for text encoders, its
+    empty latent for latents that only a VAE could make. patch: further widgets of the
+    SageAttention3 Patch. Kept nodes keep their ids, stand-ins take the ids of what they replace.
     """
-    stand_ins = {"MODEL": model, "CONDITIONING": conditioning}
     small: Prompt = {}
-
-    def smaller(inputs: dict[str, Any]) -> dict[str, Any]:
-        return {name: SMALL.get(name, value) for name, value in inputs.items()}
 
     def follow(link: list[Any]) -> list[Any]:
         """Where a link that came from ``link`` comes from in the small prompt."""
@@ -115,24 +105,27 @@ def shrink(
         info = object_info[node["class_type"]]
         made = info["output"][slot]
         takes = {kind for kind, _ in inputs_of(info).values() if isinstance(kind, str)}
-        if made in stand_ins and made not in takes:
-            small[source] = stand_ins[made]
-            return [source, 0]
-        if "VAE" in takes:
-            if made == "LATENT":
-                small[source] = {**latent, "inputs": smaller(latent["inputs"])}
-                return [source, 0]
+        if made == "MODEL" not in takes:
+            stand_in = family.model_node()
+        elif made == "CONDITIONING" not in takes:
+            stand_in = family.conditioning_node(seed=int(source))  # each prompt its own
+        elif "VAE" not in takes:
+            keep(source)
+            return link
+        elif made == "LATENT":
+            stand_in = family.empty_latent_node(SMALL["width"], SMALL["height"], SMALL["length"])
+        else:
             return follow(node["inputs"][info["output_name"][slot]])
-        keep(source)
-        return link
+        small[source] = stand_in
+        return [source, 0]
 
     def keep(node_id: str) -> None:
         if node_id in small:
             return
         node = prompt[node_id]
         inputs = {
-            name: follow(value) if isinstance(value, list) else value
-            for name, value in smaller(node["inputs"]).items()
+            name: follow(value) if isinstance(value, list) else SMALL.get(name, value)
+            for name, value in node["inputs"].items()
         }
         if node["class_type"] == PATCH_NODE:
             inputs |= PATCH | patch

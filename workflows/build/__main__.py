@@ -22,22 +22,24 @@ def load_pack() -> None:
 def main() -> None:
     load_pack()
     from PIL import Image
-    from sageattention3.demo.frontend import open_workflow
+    from sageattention3.demo.frontend import Visit, tour
+    from sageattention3.demo.host import HOST
     from sageattention3.demo.server import Server
     from sageattention3.workflows.build.catalogue import RECIPES, build
     from sageattention3.workflows.build.thumbnail import compose
 
-    with Server() as server, tempfile.TemporaryDirectory() as folder:
+    with Server(HOST / "workflows.log") as server, tempfile.TemporaryDirectory() as folder:
         object_info = server.object_info()
-        for name, recipe in RECIPES.items():
+        visits = {}
+        for name in RECIPES:
             text = build(name, object_info)
             (WORKFLOWS / f"{name}.json").write_text(text, encoding="utf-8")
-            workflow = json.loads(text)
-            png = Path(folder, f"{name}.png")
-            open_workflow(server.url, workflow, loaded_png=png, crop=True)
-            with Image.open(png) as graph:
-                compose(recipe.__doc__, workflow, graph, WORKFLOWS / f"{name}.jpg")
-            print(name)
+            visits[name] = Visit(json.loads(text), loaded_png=Path(folder, f"{name}.png"))
+        tour(server.url, list(visits.values()), crop=True)
+        for name, visit in visits.items():
+            with Image.open(visit.loaded_png) as graph:
+                picture = WORKFLOWS / f"{name}.jpg"
+                compose(RECIPES[name].__doc__, visit.workflow, graph, picture)
 
 
 if __name__ == "__main__":
