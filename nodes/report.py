@@ -52,7 +52,7 @@ class SageAttention3Report:
             runs, text = [], NOT_PATCHED
         else:
             runs = session.ledger.take_unreported()
-            text = describe_runs(runs, session.layout.layer_ids)
+            text = describe_runs(runs, session.expected_layers)
         image = _stack([heat_strip(run) for run in runs or [Run("nothing to show")]])
         shown = PreviewImage().save_images(image, "sageattention3")["ui"]
         return {"ui": {"text": (text,), **shown}, "result": (samples, text, image)}

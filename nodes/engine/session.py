@@ -19,7 +19,7 @@ from .layers import STATE_KEY, BlockState, LayerCall, LayerTracker
 from .layout import Layout
 from .ledger import HOST, Ledger
 from .plan import Plan
-from .schedule import SigmaWindow, step_of
+from .schedule import SigmaWindow, sigma_window, step_of
 from .summary import describe_run
 
 log = logging.getLogger("sageattention3")
@@ -72,10 +72,17 @@ class Session:
         self._classes = LayerClasses(layout, plan)
         self._window: SigmaWindow | None = None
 
+    @property
+    def expected_layers(self) -> list[str]:
+        """Ids of the layers that every forward pass calls, whatever its inputs."""
+        blocks = self.layout.all_blocks
+        return [layer.id for block in blocks for layer in block.layers_given(frozenset())]
+
     # --- once per sampling run -------------------------------------------------------------------
 
     def begin_run(self) -> None:
-        self._forget_run()
+        self.broken.clear()
+        self._window = None
         self.ledger.begin_run()
 
     def end_run(self) -> None:
@@ -85,10 +92,6 @@ class Session:
             return
         level = logging.WARNING if run.wanted_but_never_quantised() else logging.INFO
         log.log(level, "%s: %s", run.title, describe_run(run))
-
-    def _forget_run(self) -> None:
-        self.broken.clear()
-        self._window = None
 
     # --- once per forward pass -------------------------------------------------------------------
 
@@ -101,10 +104,8 @@ class Session:
         inputs that are given.
         """
         if self._window is None:
-            self._window = SigmaWindow(
-                float(model_sampling.percent_to_sigma(self.plan.start_percent)),
-                float(model_sampling.percent_to_sigma(self.plan.end_percent)),
-            )
+            plan = self.plan
+            self._window = sigma_window(model_sampling, plan.start_percent, plan.end_percent)
         self.ledger.begin_forward(*_position(sigma, options))
         options = self.tracker.begin_forward(options, conditions, self._classes.of_block)
         options[self.key] = self._window.contains(sigma)
