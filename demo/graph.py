@@ -90,7 +90,7 @@ PATCH_NODE = "SageAttention3Patch"
 
 
 def shrink(prompt: Prompt, family: Family, object_info: ObjectInfo, **patch: Any) -> Prompt:
-    """``prompt`` with its big parts replaced, ending in the Report and a SaveLatent after it.
+    """``prompt`` with its big parts replaced; a SaveLatent stands in for the VAE decoder.
 
     family: the tiny model that stands in for model loaders, its conditioning for text encoders, its
     empty latent for latents that only a VAE could make. patch: further widgets of the
@@ -133,7 +133,8 @@ def shrink(prompt: Prompt, family: Family, object_info: ObjectInfo, **patch: Any
 
     [report] = [i for i, node in prompt.items() if node["class_type"] == REPORT_NODE]
     keep(report)
-    small["saved"] = {
+    [decoder] = [i for i, node in prompt.items() if [report, 0] in node["inputs"].values()]
+    small[decoder] = {
         "class_type": "SaveLatent",
         "inputs": {"samples": [report, 0], "filename_prefix": "latents/demo"},
     }

@@ -7,7 +7,7 @@ import re
 import pytest
 from sageattention3.demo import host, tiny
 from sageattention3.demo.families import FAMILIES
-from sageattention3.demo.graph import REPORT_NODE, shrink, to_prompt
+from sageattention3.demo.graph import shrink, to_prompt
 from sageattention3.demo.pack import ROOT
 
 # family -> layers -> precision and calls that the report must show: the calls that the tiny model
@@ -59,11 +59,11 @@ def prompt(family, object_info):
 
 
 def run(server, prompt):
-    """The report's text, its number of pictures and the saved latents."""
-    outputs = server.run(prompt)["outputs"]
-    [report] = [i for i, node in prompt.items() if node["class_type"] == REPORT_NODE]
-    [text] = outputs[report]["text"]
-    return text, outputs[report]["images"], outputs["saved"]["latents"]
+    """The report's text and its pictures, and the saved latents."""
+    outputs = server.run(prompt)["outputs"].values()
+    [report] = [output for output in outputs if "text" in output]
+    [saved] = [output for output in outputs if "latents" in output]
+    return report["text"][0], report["images"], saved["latents"]
 
 
 def rows_of(text):

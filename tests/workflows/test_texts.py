@@ -69,8 +69,8 @@ CHOICES = ("balanced", "quality", "speed", "custom", "int8", "fp4", "int8_fp4", 
 
 
 def choices_in(text):
-    """Menu values named as such: before a colon, or a precision anywhere."""
-    words = set(re.findall(r"[a-z0-9_]+(?=[::])", text.replace("：", ":")))
+    """The menu values that a tooltip explains: those before a colon."""
+    words = set(re.findall(r"[a-z0-9_]+(?=:)", text.replace("：", ":")))
     return words & set(CHOICES)
 
 

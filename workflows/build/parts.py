@@ -39,7 +39,7 @@ def report(sheet: Sheet, samples: Output, patched: Node) -> Node:
     sheet.column(560)
     with sheet.group("What ran", ORANGE):
         return sheet.add(
-            "SageAttention3Report", samples=samples, model=patched["MODEL"], min_height=460
+            "SageAttention3Report", samples=samples, model=patched["MODEL"], min_height=520
         )
 
 
