@@ -89,12 +89,19 @@ REPORT_NODE = "SageAttention3Report"
 PATCH_NODE = "SageAttention3Patch"
 
 
-def shrink(prompt: Prompt, family: Family, object_info: ObjectInfo, **patch: Any) -> Prompt:
+def shrink(
+    prompt: Prompt,
+    family: Family,
+    object_info: ObjectInfo,
+    sizes: dict[str, int] = SMALL,
+    **patch: Any,
+) -> Prompt:
     """``prompt`` with its big parts replaced; a SaveLatent stands in for the VAE decoder.
 
     family: the tiny model that stands in for model loaders, its conditioning for text encoders, its
-    empty latent for latents that only a VAE could make. patch: further widgets of the
-    SageAttention3 Patch. Kept nodes keep their ids, stand-ins take the ids of what they replace.
+    empty latent for latents that only a VAE could make. sizes: values for widgets of these names,
+    wherever they are. patch: further widgets of the SageAttention3 Patch. Kept nodes keep their
+    ids, stand-ins take the ids of what they replace.
     """
     small: Prompt = {}
 
@@ -113,7 +120,7 @@ def shrink(prompt: Prompt, family: Family, object_info: ObjectInfo, **patch: Any
             keep(source)
             return link
         elif made == "LATENT":
-            stand_in = family.empty_latent_node(SMALL["width"], SMALL["height"], SMALL["length"])
+            stand_in = family.empty_latent_node(sizes["width"], sizes["height"], sizes["length"])
         else:
             return follow(node["inputs"][info["output_name"][slot]])
         small[source] = stand_in
@@ -124,7 +131,7 @@ def shrink(prompt: Prompt, family: Family, object_info: ObjectInfo, **patch: Any
             return
         node = prompt[node_id]
         inputs = {
-            name: follow(value) if isinstance(value, list) else SMALL.get(name, value)
+            name: follow(value) if isinstance(value, list) else sizes.get(name, value)
             for name, value in node["inputs"].items()
         }
         if node["class_type"] == PATCH_NODE:

@@ -151,8 +151,8 @@ def shipped_prompt():
     }
 
 
-def shrunk(prompt, **patch):
-    return shrink(prompt, TinyFamily(), OBJECT_INFO, **patch)
+def shrunk(prompt, **options):
+    return shrink(prompt, TinyFamily(), OBJECT_INFO, **options)
 
 
 def test_shrinking_keeps_the_path_from_patch_to_report_and_replaces_the_rest():
@@ -182,6 +182,12 @@ def test_shrinking_lets_the_patch_see_short_sequences_and_takes_further_widgets(
         "min_tokens": 0,
         "emulation": True,
     }
+
+
+def test_sizes_reach_kept_nodes_and_stand_ins_alike():
+    small = shrunk(shipped_prompt(), sizes={"width": 256, "height": 256, "length": 5, "steps": 4})
+    assert small["5"]["inputs"] == {"width": 256}
+    assert small["7"]["inputs"]["steps"] == 4
 
 
 def test_shrinking_leaves_the_prompt_as_it_was():
