@@ -7,14 +7,41 @@ from typing import Any
 
 import torch
 
+from ..nodes.engine.ledger import Run
+from ..nodes.engine.override import find_session
+from ..nodes.patch import SageAttention3Patch
 from . import tiny
 from .families import FAMILIES, TEXT_TOKENS
+
+# Every call quantised, on any machine: what tiny models need, and tests vary.
+EVERYTHING = {
+    "preset": "custom",
+    "precision": "int8",
+    "fp16_layers": "",
+    "start_percent": 0.0,
+    "end_percent": 1.0,
+    "cross_attention": "same",
+    "min_tokens": 0,
+    "emulation": True,
+    "enabled": True,
+}
+
+
+def patched(model: Any, **settings: Any) -> Any:
+    """``model`` as the patch node returns it; ``settings`` over ``EVERYTHING``."""
+    (model,) = SageAttention3Patch().patch(model, **{**EVERYTHING, **settings})
+    return model
+
+
+def last_run(model: Any) -> Run:
+    """What the last run of a patched model did."""
+    return find_session(model).ledger.runs[-1]
 
 
 def forward(model: Any, family: str, sigma: float = 0.5, **options: Any) -> torch.Tensor:
     """One pass of ``model`` (ModelPatcher) over the family's inputs, as the sampler would call it.
 
-    options: further transformer_options. The sampler's pre-run and clean-up callbacks stay uncalled.
+    options: further transformer_options. The sampler's callbacks (pre-run, clean-up) stay uncalled.
     """
     from comfy.patcher_extension import merge_nested_dicts
 
@@ -49,11 +76,13 @@ def sample(
     sampler: str = "euler",
     seed: int = 0,
     latent: tuple[int, ...] = (),
+    positive: list | None = None,
     **settings: Any,
 ) -> torch.Tensor:
     """The host's sampler on an empty latent.
 
-    latent: shape without batch, the family's own if empty. settings: those of comfy.sample.sample.
+    latent: shape without batch, the family's own if empty. positive: conditioning, the family's
+    own if None. settings: those of comfy.sample.sample.
     """
     import comfy.sample
 
@@ -67,7 +96,7 @@ def sample(
             cfg,
             sampler,
             "simple",
-            conditioning(family, 1),
+            positive or conditioning(family, 1),
             conditioning(family, 2),
             torch.zeros(shape),
             disable_pbar=True,
