@@ -44,12 +44,9 @@ class Watch:
         return override
 
     def _wrapper(self) -> Callable:
-        def wrapper(executor, *args, **kwargs):
-            *args, options = args if len(args) == 6 else (*args, kwargs.pop("transformer_options"))
-            given = [name for name, value in kwargs.items() if value is not None]
+        def wrapper(executor, x, t, c_concat, c_crossattn, control, options, **conditions):
+            given = [name for name, value in conditions.items() if value is not None]
             options = self.tracker.begin_forward(options, given, self.decide)
-            if len(args) == 5:
-                return executor(*args, options, **kwargs)
-            return executor(*args, transformer_options=options, **kwargs)
+            return executor(x, t, c_concat, c_crossattn, control, options, **conditions)
 
         return wrapper
