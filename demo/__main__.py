@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import importlib.util
 import sys
 
 
