@@ -207,7 +207,10 @@ def test(*, browser: bool, options: list[str]) -> int:
     ]
     if not browser:
         command += ["-m", "not gpu and not browser"]
-    return subprocess.run([*command, *options], cwd=ROOT, check=False).returncode
+    # One thread of torch per worker: more would wait for each other on busy cores most of the time.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command += options
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
 # --- the screen ----------------------------------------------------------------------------------
