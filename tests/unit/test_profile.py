@@ -64,7 +64,13 @@ def test_a_merged_lora_does_not_make_it_another_model():
     profile.check(other)
 
 
-@pytest.mark.parametrize("other", [patcher(seed=1), patcher(width=24)])
+def _with_another_buffer():
+    other = patcher()  # the very same weights
+    other.model.diffusion_model.register_buffer("guidance_in", torch.zeros(3))
+    return other
+
+
+@pytest.mark.parametrize("other", [patcher(seed=1), patcher(width=24), _with_another_buffer()])
 def test_another_model_is_refused_by_weights_or_by_shapes(other):
     with pytest.raises(ProfileError, match="measured on another model"):
         make().check(other)
