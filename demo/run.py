@@ -6,10 +6,13 @@ log. The models are tiny and random: the figures show that everything is wired u
 the precisions compare, not what a trained model's picture would lose.
 """
 
+import contextlib
 import json
+import logging
 import shutil
 import sys
 import time
+import warnings
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -74,12 +77,10 @@ def main() -> int:
     console.print("[bold]SageAttention3 demo[/]: shipped workflows, tiny models, a real ComfyUI")
     with console.status("making tiny models"):
         _make_checkpoints(families)
-    with console.status("starting ComfyUI"):
-        server = Server(OUTPUT / "server.log").__enter__()
-    try:
+    with contextlib.ExitStack() as stack:
+        with console.status("starting ComfyUI"):
+            server = stack.enter_context(Server(OUTPUT / "server.log"))
         outcomes = _run_all(server, families, console)
-    finally:
-        server.__exit__()
     summary = [asdict(outcome) for outcome in outcomes]
     (OUTPUT / "summary.json").write_text(json.dumps(summary, indent=1))
     console.print(_table(outcomes))
@@ -94,6 +95,9 @@ def main() -> int:
 
 
 def _make_checkpoints(families: Iterable[Family]) -> None:
+    # Remarks of the host on libraries that the demo does without.
+    logging.getLogger().setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message="Failed to load image Python extension")
     host.import_comfy()
     for family in families:
         if family.from_file:

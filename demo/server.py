@@ -31,7 +31,7 @@ WAIT_ASLEEP = {"OMP_WAIT_POLICY": "PASSIVE"}
 Progress = Callable[[str, int, int], None]  # node id, steps done, steps in all
 
 
-class ServerError(RuntimeError):
+class ServerError(host.HostError):
     """The server did not start or is gone; the message holds the end of its log."""
 
 

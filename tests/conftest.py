@@ -13,6 +13,13 @@ _spec.loader.exec_module(_loader)
 _loader.load_pack()
 
 
+def pytest_collection_modifyitems(items):
+    """Keep all that shares the server in one worker: a second server would only share the CPU."""
+    for item in items:
+        if "server" in item.fixturenames:
+            item.add_marker(pytest.mark.xdist_group("server"))
+
+
 @pytest.fixture(scope="session")
 def server():
     """A ComfyUI server with the pack, shared by every test that asks for it."""
