@@ -8,7 +8,6 @@ in dS along the sequence (section 4.2).
 from dataclasses import dataclass
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from .formats import quantise_8bit
 from .forward import forward_in_slices, matmul_grouped, tile_scores
@@ -60,7 +59,7 @@ def sagebwd_attention(
 
     Gradients reach q, k and v in their own dtypes. dO V^T uses dO and V as they are: 16 bits where
     the inputs have 16 bits, FP32 where they have more. Raises ValueError if the mask requires a
-    gradient (it gets none) and RuntimeError on a second derivative.
+    gradient (it gets none), RuntimeError in a backward pass with create_graph.
     """
     if mask is not None and mask.requires_grad and torch.is_grad_enabled():
         raise ValueError("SageBwd gives no gradient to the mask: pass mask.detach()")
@@ -77,8 +76,12 @@ class _SageBwd(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, d_out):
+        if torch.is_grad_enabled():  # that is, under create_graph
+            raise RuntimeError(
+                "SageBwd has no second derivative: differentiate without create_graph, "
+                "or leave this attention to the host"
+            )
         q, k, v, mask, out, lse = ctx.saved_tensors
         options, scheme = ctx.options, ctx.options.forward
         d_q, d_k, d_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
