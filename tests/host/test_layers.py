@@ -235,6 +235,36 @@ def test_a_compiled_model_is_described_as_what_it_compiles():
     assert describe_model(torch.compile(model)) == describe_model(model)
 
 
+def test_stable_audio_names_its_calls():
+    # Its host model needs weights of a text encoder too: the network alone does here.
+    import comfy.ops
+    from comfy.ldm.audio.dit import AudioDiffusionTransformer
+
+    network = AudioDiffusionTransformer(
+        io_channels=8,
+        embed_dim=128,
+        depth=2,
+        num_heads=2,
+        cond_token_dim=128,
+        operations=comfy.ops.manual_cast,
+    )
+    tracker, ids = LayerTracker(describe_model(network)), []
+
+    def override(func, q, k, v, *args, **kwargs):
+        ids.append(tracker.identify(kwargs["transformer_options"], q.shape[2], k.shape[2]).id)
+        return func(q, k, v, *args, **kwargs)
+
+    options = tracker.begin_forward({"optimized_attention_override": override})
+    with torch.inference_mode():
+        network(
+            torch.zeros(1, 8, 32),
+            torch.tensor([0.5]),
+            context=torch.zeros(1, 6, 128),
+            transformer_options=options,
+        )
+    assert ids == ["block.0.self", "block.0.cross", "block.1.self", "block.1.cross"]
+
+
 class _Novel(torch.nn.Module):
     """An architecture that has no adapter."""
 
