@@ -186,16 +186,24 @@ def show(results: dict, console: Console) -> None:
 
 
 def provenance() -> dict[str, str]:
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True
-    )
     return {
         "data": str(DATA.relative_to(ROOT)),
         "machine": f"{platform.machine()} CPU, {platform.system()}",
         "torch": torch.__version__,
-        "commit": commit.stdout.strip() or "unknown",
+        "commit": commit_of("kernels", "benchmarks/accuracy.py", "tests/data"),
         "date": date.today().isoformat(),
     }
+
+
+def commit_of(*paths: str) -> str:
+    """The last commit that touched ``paths``, marked where they have changed since."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", *arguments, "--", *paths]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+    changed = "-changed" if git("status", "--porcelain") else ""
+    return (git("log", "-1", "--format=%h") or "unknown") + changed
 
 
 def main() -> None:
