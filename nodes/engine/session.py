@@ -142,13 +142,11 @@ class Session:
         trainable = torch.is_grad_enabled() and (
             call.q.requires_grad or call.k.requires_grad or call.v.requires_grad
         )
-        if trainable and not layer.stable:
-            # Checkpointing calls again, in another order: only what the call itself shows is sure.
-            if self.plan.per_layer:
-                return Choice.host(
-                    "the plan treats layers differently, and training cannot tell this one for sure"
-                )
-            layer = SELF if call.q_len == call.kv_len else CROSS
+        if trainable and not layer.stable and self.plan.per_layer:
+            # Checkpointing calls again, in another order, and must find the same answer.
+            return Choice.host(
+                "the plan treats layers differently, and training cannot tell this one for sure"
+            )
         wanted = self.plan.wanted(layer, in_window, call.q_len, call.kv_len)
         if wanted.precisions[0] == "fp16":
             return Choice.host(wanted.reason, fallback=False)

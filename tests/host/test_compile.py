@@ -131,3 +131,11 @@ def test_plans_on_one_model_do_not_share_compiled_decisions(flux):
         outs[precision] = sampling.sample(compiled(model)[0], "flux", steps=1)
         assert torch.equal(outs[precision], sampling.sample(model, "flux", steps=1))
     assert not torch.equal(outs["int8"], outs["fp4"])
+
+
+def test_a_model_that_another_node_compiled_before_the_patch_keeps_its_layer_names(flux):
+    model = flux.clone()
+    network = model.get_model_object("diffusion_model")
+    model.add_object_patch("diffusion_model", torch.compile(network, backend="eager"))
+    session = find_session(patched(model, fp16_layers="double.0"))
+    assert session.layout.family == "flux"
