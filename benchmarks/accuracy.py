@@ -144,6 +144,26 @@ def gradient_errors(layers, options: SageBwdOptions) -> dict[str, list[Errors]]:
     return errors
 
 
+def outlier_errors(scheme: Scheme) -> list[Errors]:
+    """Gaussian inputs in which two zero-mean channels carry K (x30) and Q has them at 1/30."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 4, 1024, 128, generator=generator) for _ in range(3))
+    q[..., [3, 50]] /= 30
+    k[..., [3, 50]] *= 30
+    return [compare(reference_attention(q, k, v, scheme=scheme), exact_attention(q, k, v))]
+
+
+def biased_gradient_errors(options: SageBwdOptions) -> list[Errors]:
+    """Errors of dQ on gaussian inputs whose keys share a bias of 20."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, d_out = (torch.randn(1, 4, 512, 128, generator=generator) for _ in range(4))
+    mine = q.clone().requires_grad_()
+    true = q.double().requires_grad_()
+    sagebwd_attention(mine, k + 20, v, options=options).backward(d_out)
+    exact_attention(true, k + 20, v).backward(d_out.double())
+    return [compare(mine.grad, true.grad)]
+
+
 def summary(errors: list[Errors]) -> dict[str, float]:
     """Means over layers, and the worst layer."""
     return {
@@ -159,6 +179,17 @@ def measure() -> dict:
     forward = {
         title: {name: summary(forward_errors(layers, scheme)) for name, scheme in rows.items()}
         for title, rows in FORWARD_TABLES.items()
+    }
+    forward["Two zero-mean outlier channels of K"] = {
+        f"{name}, {'with' if rotate else 'without'} rotation": summary(
+            outlier_errors(replace(scheme, rotate=rotate))
+        )
+        for name, scheme in SCHEMES.items()
+        for rotate in (False, True)
+    }
+    forward["dQ where K has a bias of 20"] = {
+        name: summary(biased_gradient_errors(GRADIENT_TABLE[name]))
+        for name in ("SageBwd", "SageBwd, raw K")
     }
     gradients = {
         name: {x: summary(errors) for x, errors in gradient_errors(layers, options).items()}
