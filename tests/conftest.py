@@ -13,6 +13,7 @@ _spec.loader.exec_module(_loader)
 _loader.load_pack()
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
     """Keep all that shares the server in one worker: a second server would only share the CPU."""
     for item in items:
