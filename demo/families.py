@@ -60,13 +60,7 @@ class Family:
 
     def conditioning_node(self, seed: int = 1) -> dict[str, Any]:
         """What stands in for the text encoder in an API prompt."""
-        inputs = {
-            "tokens": TEXT_TOKENS,
-            "channels": self.text.channels,
-            "pooled": self.text.pooled,
-            "masked": self.text.masked,
-            "seed": seed,
-        }
+        inputs = {"family": self.name, "seed": seed}
         return {"class_type": "SageAttention3DemoConditioning", "inputs": inputs}
 
     def empty_latent_node(self, width: int, height: int, length: int = 1) -> dict[str, Any]:

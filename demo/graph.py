@@ -112,9 +112,9 @@ def shrink(
         info = object_info[node["class_type"]]
         made = info["output"][slot]
         takes = {kind for kind, _ in inputs_of(info).values() if isinstance(kind, str)}
-        if made == "MODEL" not in takes:
+        if made == "MODEL" and "MODEL" not in takes:
             stand_in = family.model_node()
-        elif made == "CONDITIONING" not in takes:
+        elif made == "CONDITIONING" and "CONDITIONING" not in takes:
             stand_in = family.conditioning_node(seed=int(source))  # each prompt its own
         elif "VAE" not in takes:
             keep(source)

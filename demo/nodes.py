@@ -2,10 +2,8 @@
 
 from typing import Any
 
-import torch
-
 from .families import FAMILIES
-from .tiny import model, text_mask
+from .tiny import conditioning, model
 
 
 class SageAttention3DemoModel:
@@ -32,24 +30,11 @@ class SageAttention3DemoConditioning:
 
     @classmethod
     def INPUT_TYPES(cls) -> dict:  # noqa: N802
-        return {
-            "required": {
-                "tokens": ("INT", {"default": 24, "min": 1, "max": 4096}),
-                "channels": ("INT", {"default": 64, "min": 1, "max": 16384}),
-                "pooled": ("INT", {"default": 0, "min": 0, "max": 8192}),
-                "masked": ("BOOLEAN", {"default": False}),
-                "seed": ("INT", {"default": 0, "min": 0, "max": 2**32 - 1}),
-            }
-        }
+        seed = ("INT", {"default": 0, "min": 0, "max": 2**32 - 1})
+        return {"required": {"family": (list(FAMILIES),), "seed": seed}}
 
-    def make(self, tokens: int, channels: int, pooled: int, masked: bool, seed: int) -> tuple[list]:
-        generator = torch.Generator().manual_seed(seed)
-        options = {}
-        if pooled:
-            options["pooled_output"] = torch.randn(1, pooled, generator=generator)
-        if masked:
-            options["attention_mask"] = text_mask(tokens)
-        return ([[torch.randn(1, tokens, channels, generator=generator), options]],)
+    def make(self, family: str, seed: int) -> tuple[list]:
+        return (conditioning(family, seed),)
 
 
 NODE_CLASS_MAPPINGS = {

@@ -11,7 +11,7 @@ from ..nodes.engine.ledger import Run
 from ..nodes.engine.override import find_session
 from ..nodes.patch import SageAttention3Patch
 from . import tiny
-from .families import FAMILIES, TEXT_TOKENS
+from .families import FAMILIES
 
 # Every call quantised, on any machine: what tiny models need, and tests vary.
 EVERYTHING = {
@@ -54,19 +54,6 @@ def forward(model: Any, family: str, sigma: float = 0.5, **options: Any) -> torc
         return model.model.apply_model(x, t, transformer_options=merged, **conditions)
 
 
-def conditioning(family: str, seed: int = 1) -> list:
-    """CONDITIONING as the family's text encoder would give it."""
-    text = FAMILIES[family].text
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randn(1, TEXT_TOKENS, text.channels, generator=generator)
-    extra: dict[str, Any] = {}
-    if text.pooled:
-        extra["pooled_output"] = torch.randn(1, text.pooled, generator=generator)
-    if text.masked:
-        extra["attention_mask"] = tiny.text_mask(TEXT_TOKENS)
-    return [[tokens, extra]]
-
-
 def sample(
     model: Any,
     family: str,
@@ -96,8 +83,8 @@ def sample(
             cfg,
             sampler,
             "simple",
-            positive or conditioning(family, 1),
-            conditioning(family, 2),
+            positive or tiny.conditioning(family, 1),
+            tiny.conditioning(family, 2),
             torch.zeros(shape),
             disable_pbar=True,
             **settings,
@@ -141,7 +128,7 @@ def train(
         result = TrainLoraNode.execute(
             model=[model],
             latents=[{"samples": torch.randn(shape, generator=generator)} for _ in range(2)],
-            positive=[conditioning(family)],
+            positive=[tiny.conditioning(family)],
             **{name: [value] for name, value in settings.items()},
         )
     _, lora, losses, _ = result.args

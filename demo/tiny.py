@@ -71,6 +71,19 @@ def inputs(name: str, seed: int = SEED) -> tuple[torch.Tensor, dict[str, Any]]:
     return x, kwargs
 
 
+def conditioning(name: str, seed: int = 1) -> list:
+    """CONDITIONING as the family's text encoder would give it, of seeded random numbers."""
+    text = FAMILIES[name].text
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randn(1, TEXT_TOKENS, text.channels, generator=generator)
+    extra: dict[str, Any] = {}
+    if text.pooled:
+        extra["pooled_output"] = torch.randn(1, text.pooled, generator=generator)
+    if text.masked:
+        extra["attention_mask"] = text_mask(TEXT_TOKENS)
+    return [[tokens, extra]]
+
+
 def text_mask(tokens: int) -> torch.Tensor:
     """[1, tokens], int64: 1 for text, 0 for the padding in the last third."""
     mask = torch.ones(1, tokens, dtype=torch.int64)

@@ -7,7 +7,7 @@ import torch
 from . import backends
 from .dispatch import Decision, backend_named, choose, refuse
 from .precision import PRECISIONS
-from .request import Request, compute_capability, describe_request, find_fault
+from .request import describe_request, everyday_request, find_fault
 
 
 class UnsupportedAttentionError(ValueError):
@@ -109,27 +109,11 @@ def attention_trainable(
 
 
 def capabilities(device: torch.device | str) -> list[Capability]:
-    """Every backend and precision on ``device``, for an everyday call: fp16, 4096 tokens, D=128."""
+    """Every backend and precision on ``device``, for an everyday call."""
     device = torch.device(device)
     rows = []
     for precision in PRECISIONS:
-        request = Request(
-            precision=precision,
-            device=device.type,
-            capability=compute_capability(device),
-            dtype=torch.float16,
-            mixed_dtypes=False,
-            batch=1,
-            q_heads=24,
-            kv_heads=24,
-            q_len=4096,
-            kv_len=4096,
-            head_dim=128,
-            mask="none",
-            causal=False,
-            needs_grad=False,
-            trainable=False,
-        )
+        request = everyday_request(precision, device)
         for backend in backends.BACKENDS:
             if precision in backend.precisions:
                 reason = backend.objection(request) or ""

@@ -77,6 +77,27 @@ def describe_request(
     )
 
 
+def everyday_request(precision: str, device: torch.device) -> Request:
+    """What an image model asks for: self-attention over 4096 tokens, 24 heads of 128, fp16."""
+    return Request(
+        precision=precision,
+        device=device.type,
+        capability=compute_capability(device),
+        dtype=torch.float16,
+        mixed_dtypes=False,
+        batch=1,
+        q_heads=24,
+        kv_heads=24,
+        q_len=4096,
+        kv_len=4096,
+        head_dim=128,
+        mask="none",
+        causal=False,
+        needs_grad=False,
+        trainable=False,
+    )
+
+
 def find_fault(
     q: torch.Tensor,
     k: torch.Tensor,

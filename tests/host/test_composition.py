@@ -200,7 +200,7 @@ def test_a_controlnet_keeps_its_own_attention(tiny_model):
         control_model.forward = watched
         try:
             positive = [[cond, {**extra, "control": net, "control_apply_to_uncond": True}]
-                        for cond, extra in sampling.conditioning("sd15")]  # fmt: skip
+                        for cond, extra in tiny.conditioning("sd15")]  # fmt: skip
             sampling.sample(model, "sd15", steps=1, positive=positive)
         finally:
             control_model.forward = forward

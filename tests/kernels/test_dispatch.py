@@ -5,25 +5,9 @@ import torch
 from sageattention3 import kernels
 from sageattention3.kernels import backends, dispatch
 from sageattention3.kernels.backend import Backend, HeadDimUpTo, OnDevice
-from sageattention3.kernels.request import Request
+from sageattention3.kernels.request import everyday_request
 
-EVERYDAY = Request(
-    precision="int8",
-    device="cpu",
-    capability=None,
-    dtype=torch.float16,
-    mixed_dtypes=False,
-    batch=1,
-    q_heads=24,
-    kv_heads=24,
-    q_len=4096,
-    kv_len=4096,
-    head_dim=128,
-    mask="none",
-    causal=False,
-    needs_grad=False,
-    trainable=False,
-)
+EVERYDAY = everyday_request("int8", torch.device("cpu"))
 
 
 def never(*args, **kwargs):
