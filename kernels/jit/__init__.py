@@ -1,7 +1,8 @@
 """Builds the CUDA kernels on the user's machine with NVRTC and launches them; needs no toolkit.
 
-Flow: ``Variant`` (what to build) -> ``build`` (NVRTC in child processes, through a ninja graph)
--> ``cache`` (cubins under a content hash) -> ``launch`` (load once per device, then enqueue).
+Flow: ``variants`` (what to build) -> ``build`` (NVRTC in child processes, through a ninja graph)
+-> ``cache`` (cubins under a content hash) -> ``loader`` (load once per device, then enqueue).
+This module imports nothing, so that a compiling child process never imports torch.
 
 How to add a kernel
 -------------------
@@ -24,7 +25,8 @@ Device code, ``kernels/cuda/<name>.cu`` and ``*.cuh``:
 Python side, ``kernels/launch/<name>.py``: declares its variants in a tuple named ``VARIANTS``, from
 which the ahead-of-time build and the tests collect them, and launches::
 
-      from ..jit import Variant, launch
+      from ..jit.loader import launch
+      from ..jit.variants import Variant
 
       VARIANTS = tuple(
           Variant(
@@ -50,7 +52,3 @@ The first launch of a variant that is neither loaded nor cached builds it, which
 The size of ``params`` and ``threads`` are compared with the cubin when it is loaded: a mismatch
 raises instead of launching garbage.
 """
-
-from .variants import Variant
-
-__all__ = ["Variant"]
