@@ -1,4 +1,4 @@
-"""SageAttention3 for ComfyUI: quantised attention, chosen per layer and step, with a report of what ran."""
+"""SageAttention3 for ComfyUI: quantised attention per layer and step, and a report of what ran."""
 
 from .nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 

@@ -13,7 +13,7 @@ NAME = "sageattention3"
 
 
 def load_pack() -> ModuleType:
-    """Import the pack as ``sageattention3`` (once) and return it; sub-modules import as usual after."""
+    """Import the pack as ``sageattention3``, once; its sub-modules import as usual afterwards."""
     if NAME in sys.modules:
         return sys.modules[NAME]
     spec = importlib.util.spec_from_file_location(

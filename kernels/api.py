@@ -76,9 +76,7 @@ def attention(
     Raises UnsupportedAttentionError if no backend can compute the call, or if a gradient is
     needed (use :func:`attention_trainable`).
     """
-    decision = explain(
-        q, k, v, precision=precision, mask=mask, causal=causal, backend=backend
-    )
+    decision = explain(q, k, v, precision=precision, mask=mask, causal=causal, backend=backend)
     if decision.backend is None:
         raise UnsupportedAttentionError(decision.reason)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
@@ -111,7 +109,7 @@ def attention_trainable(
 
 
 def capabilities(device: torch.device | str) -> list[Capability]:
-    """Every backend and precision on ``device``, for an everyday call (fp16, 4096 tokens, D=128)."""
+    """Every backend and precision on ``device``, for an everyday call: fp16, 4096 tokens, D=128."""
     device = torch.device(device)
     rows = []
     for precision in PRECISIONS:

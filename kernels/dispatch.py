@@ -1,4 +1,4 @@
-"""Declared constraints in, a backend or the reason why not out. Nothing is tried, nothing is run."""
+"""Declared constraints in; a backend, or the reason why not, out. Nothing is tried or run."""
 
 from typing import NamedTuple
 

@@ -12,7 +12,7 @@ from .precision import PRECISIONS
 
 
 class Request(NamedTuple):
-    """Shapes, dtypes and flags of ``attention(q, k, v)``; lengths in tokens, head_dim in channels."""
+    """Shapes, dtypes and flags of one call; lengths in tokens, head_dim in channels."""
 
     precision: str
     device: str  # torch device type: "cpu", "cuda", ...
@@ -116,9 +116,7 @@ def _mask_fault(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> str | N
         return f"mask is on {mask.device}, q on {q.device}"
     full = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     sizes = (1,) * (4 - mask.ndim) + tuple(mask.shape)
-    if mask.ndim > 4 or any(
-        have not in (1, want) for have, want in zip(sizes, full, strict=True)
-    ):
+    if mask.ndim > 4 or any(have not in (1, want) for have, want in zip(sizes, full, strict=True)):
         return f"mask {list(mask.shape)} does not broadcast to [B, Hq, Nq, Nk] = {list(full)}"
     return None
 

@@ -1,2 +1,11 @@
-NODE_CLASS_MAPPINGS = {}
-NODE_DISPLAY_NAME_MAPPINGS = {}
+"""The nodes of the pack, by the id that workflows store."""
+
+from .load_diffusion_model import SageAttention3LoadDiffusionModel
+from .patch import SageAttention3Patch
+from .report import SageAttention3Report
+
+NODE_CLASS_MAPPINGS = {
+    node.__name__: node
+    for node in (SageAttention3Patch, SageAttention3LoadDiffusionModel, SageAttention3Report)
+}
+NODE_DISPLAY_NAME_MAPPINGS = {name: node.TITLE for name, node in NODE_CLASS_MAPPINGS.items()}

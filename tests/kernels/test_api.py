@@ -57,9 +57,7 @@ def test_the_output_has_the_shape_and_dtype_of_q_and_is_token_major(precision, d
 
 
 @pytest.mark.parametrize("precision", QUANTISED)
-@pytest.mark.parametrize(
-    ("nq", "nk"), [(1, 1), (1, 77), (512, 77), (77, 512), (130, 257), (3, 2)]
-)
+@pytest.mark.parametrize(("nq", "nk"), [(1, 1), (1, 77), (512, 77), (77, 512), (130, 257), (3, 2)])
 def test_query_and_key_lengths_may_differ(precision, nq, nk):
     q, k, v = tensors(nq=nq, nk=nk)
     agrees(attention(q, k, v, precision=precision), exact(q, k, v), precision)

@@ -107,9 +107,7 @@ def test_capability_is_read_from_the_device_of_the_tensors(monkeypatch):
     from sageattention3.kernels import request
 
     table = {0: (7, 5), 1: (9, 0)}
-    monkeypatch.setattr(
-        torch.cuda, "get_device_capability", lambda device: table[device.index]
-    )
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: table[device.index])
     assert request.compute_capability(torch.device("cuda", 1)) == (9, 0)
     assert request.compute_capability(torch.device("cuda", 0)) == (7, 5)
     assert request.compute_capability(torch.device("cpu")) is None

@@ -1,0 +1,124 @@
+"""What ran in which precision, and why not faster: one count per attention call of a sampling run.
+
+The override writes here; the log line, the report and the heat strip read here. Nothing is
+sampled or estimated: the counts of a run add up to the calls that the override received. Code made
+by torch.compile keeps no counts, so what it did is kept apart.
+"""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+HOST = "host"
+RUNS_KEPT = 32  # a MODEL lives as long as its graph; without a report node nobody collects runs
+
+
+class Entry(NamedTuple):
+    """Calls with equal entries are counted together.
+
+    step: 0-based position in the sampler's schedule. backend: ``HOST`` or a kernel backend's name.
+    reason: why this and not less precision, in words; may be empty. fallback: the plan wanted a
+    lower precision than the host's, and no backend could serve it.
+    """
+
+    step: int
+    layer: str
+    precision: str
+    backend: str
+    reason: str = ""
+    fallback: bool = False
+
+
+@dataclass
+class Run:
+    """One sampling run, from the host's pre-run callback to its clean-up."""
+
+    title: str
+    counts: Counter = field(default_factory=Counter)  # Entry -> calls
+    compiled: dict[Entry, None] = field(default_factory=dict)  # ordered set; see record_compiled
+    forwards: int = 0  # passes through the diffusion model
+    compiled_forwards: int = 0  # of them, those in which compiled code made calls
+    steps: int = 0  # length of the sampler's schedule; 0 in training
+    step: int = 0
+    replaced_by: str = ""  # another node's override that took the place of ours
+    notes: dict[str, None] = field(default_factory=dict)  # ordered set of sentences
+
+    @property
+    def calls(self) -> int:
+        return self.counts.total()
+
+    def layers(self) -> list[str]:
+        """Layer ids in the order in which they were first called."""
+        return list(dict.fromkeys(entry.layer for entry in (*self.counts, *self.compiled)))
+
+    def cells(self) -> dict[tuple[str, int], Entry]:
+        """(layer, step) -> what most of its calls have in common."""
+        most: dict[tuple[str, int], Entry] = {}
+        for entry in (*self.compiled, *self.counts):
+            rival = most.get((entry.layer, entry.step), entry)
+            if self.counts[entry] >= self.counts[rival]:
+                most[entry.layer, entry.step] = entry
+        return most
+
+    def wanted_but_never_quantised(self) -> bool:
+        """True where a creator believes in a patch that did nothing."""
+        entries = (*self.counts, *self.compiled)
+        nothing_ran = all(entry.backend == HOST for entry in entries)
+        return nothing_ran and (not entries or any(entry.fallback for entry in entries))
+
+
+class Ledger:
+    """The runs of one patched model, oldest first."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.runs: deque[Run] = deque(maxlen=RUNS_KEPT)
+        self._current: Run | None = None
+        self._reported: Run | None = None
+
+    @property
+    def current(self) -> Run:
+        """The run being written; opened on demand for callers that skip the host's callbacks."""
+        if self._current is None:
+            self.begin_run()
+        return self._current
+
+    def begin_run(self) -> None:
+        self._current = Run(self.title)
+        self.runs.append(self._current)
+
+    def end_run(self) -> Run | None:
+        """Close the current run and return it; None if no run was open."""
+        run, self._current = self._current, None
+        return run
+
+    def begin_forward(self, step: int, steps: int) -> None:
+        run = self.current
+        run.forwards += 1
+        run.step, run.steps = step, max(run.steps, steps)
+
+    def record(self, layer: str, precision: str, backend: str, reason: str, fallback: bool) -> None:
+        """Count one call at the current step."""
+        run = self.current
+        run.counts[Entry(run.step, layer, precision, backend, reason, fallback)] += 1
+
+    def record_compiled(
+        self, layer: str, precision: str, backend: str, reason: str, fallback: bool
+    ) -> None:
+        """Note that compiled code made calls like this at the current step; how many is unknown."""
+        run = self.current
+        run.compiled[Entry(run.step, layer, precision, backend, reason, fallback)] = None
+
+    def take_unreported(self) -> list[Run]:
+        """Runs since the last report; if there are none, the last run again.
+
+        The second case is a report that ComfyUI runs again while the sampler came from its cache.
+        """
+        runs = list(self.runs)
+        for index, run in enumerate(runs):
+            if run is self._reported:
+                runs = runs[index + 1 :] or runs[-1:]
+                break
+        if runs:
+            self._reported = runs[-1]
+        return runs

@@ -1,0 +1,37 @@
+"""Where in the sampling a model call stands, told from its sigma and never from a call counter.
+
+Samplers call the model once, twice or three times per step, start in the middle of a schedule, or
+share one schedule between two models; the sigma is right in all of these.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class SigmaWindow(NamedTuple):
+    """Sigmas of the part of sampling in which a plan may quantise; both ends belong to it."""
+
+    first: float  # noise level at start_percent: the high end
+    last: float
+
+    def contains(self, sigma: float) -> bool:
+        return self.last <= sigma <= self.first
+
+
+def step_of(sigma: float, schedule: Sequence[float]) -> int:
+    """0-based step of ``schedule`` (steps + 1 sigmas, rising or falling) that ``sigma`` lies in.
+
+    A sigma of the schedule belongs to the step that starts there, one between two of them to the
+    step from the first to the second; the last sigma and whatever lies outside, to the nearest.
+    """
+    last_step = max(len(schedule) - 2, 0)
+    if not schedule:
+        return 0
+    nearest = min(range(len(schedule)), key=lambda i: abs(schedule[i] - sigma))
+    if abs(schedule[nearest] - sigma) <= 1e-4 * abs(sigma):  # rounding of the host's casts
+        return min(nearest, last_step)
+    for step in range(last_step + 1):
+        low, high = sorted(schedule[step : step + 2])
+        if low < sigma < high:
+            return step
+    return min(nearest, last_step)

@@ -1,0 +1,29 @@
+"""The node that patches a loaded MODEL."""
+
+from typing import Any
+
+from .widgets import PLAN_WIDGETS, PROFILE_INPUT, check_choices, patch_model
+
+
+class SageAttention3Patch:
+    TITLE = "SageAttention3 Patch"
+    CATEGORY = "SageAttention3"
+    DESCRIPTION = (
+        "Runs the model's attention in int8 or fp4, layer by layer, step by step. Put it last "
+        "among the nodes that change the model. SageAttention3 Report shows what ran where."
+    )
+    RETURN_TYPES = ("MODEL",)
+    OUTPUT_TOOLTIPS = ("The patched model. The model that came in stays as it was.",)
+    FUNCTION = "patch"
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict:  # noqa: N802
+        model = ("MODEL", {"tooltip": "The diffusion model to speed up."})
+        return {"required": {"model": model, **PLAN_WIDGETS}, "optional": PROFILE_INPUT}
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, preset=None, precision=None, cross_attention=None):  # noqa: N802
+        return check_choices(preset=preset, precision=precision, cross_attention=cross_attention)
+
+    def patch(self, model: Any, **settings: Any) -> tuple[Any]:
+        return (patch_model(model, **settings),)

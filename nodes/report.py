@@ -1,0 +1,68 @@
+"""The node that shows what ran in which precision."""
+
+from typing import Any
+
+import torch
+
+from .engine.charts import heat_strip
+from .engine.ledger import Run
+from .engine.override import find_session
+from .engine.summary import describe_runs
+
+NOT_PATCHED = (
+    "This model is not patched: all its attention ran in ComfyUI's own way. Connect the MODEL that "
+    "comes out of SageAttention3 Patch (and make sure that the node is enabled)."
+)
+
+
+class SageAttention3Report:
+    TITLE = "SageAttention3 Report"
+    CATEGORY = "SageAttention3"
+    DESCRIPTION = (
+        "Shows what the model's attention ran in, layer by layer and step by step, and why not "
+        "faster. Put it after the sampler."
+    )
+    RETURN_TYPES = ("LATENT", "STRING", "IMAGE")
+    RETURN_NAMES = ("samples", "report", "heat_strip")
+    OUTPUT_TOOLTIPS = (
+        "The samples, unchanged.",
+        "What ran where, as text: one sentence, then a table.",
+        "Layers by steps; the colour is the precision.",
+    )
+    OUTPUT_NODE = True
+    FUNCTION = "report"
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict:  # noqa: N802
+        return {
+            "required": {
+                "samples": (
+                    "LATENT",
+                    {"tooltip": "From the sampler, so that the report waits for it."},
+                ),
+                "model": ("MODEL", {"tooltip": "The patched model that the sampler used."}),
+            }
+        }
+
+    def report(self, samples: dict, model: Any) -> dict:
+        from nodes import PreviewImage  # ComfyUI's nodes.py
+
+        session = find_session(model)
+        if session is None:
+            runs, text = [], NOT_PATCHED
+        else:
+            runs = session.ledger.take_unreported()
+            text = describe_runs(runs, session.layout.layer_ids)
+        image = _stack([heat_strip(run) for run in runs or [Run("nothing to show")]])
+        shown = PreviewImage().save_images(image, "sageattention3")["ui"]
+        return {"ui": {"text": (text,), **shown}, "result": (samples, text, image)}
+
+
+def _stack(images: list[torch.Tensor]) -> torch.Tensor:
+    """One batch of [1, H, W, 3] images of several sizes, on white."""
+    height = max(image.shape[1] for image in images)
+    width = max(image.shape[2] for image in images)
+    batch = torch.ones(len(images), height, width, 3)
+    for canvas, image in zip(batch, images, strict=True):
+        canvas[: image.shape[1], : image.shape[2]] = image[0]
+    return batch
