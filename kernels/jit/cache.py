@@ -135,15 +135,20 @@ def unseal(data: bytes) -> Entry | None:
 
 
 def _candidates() -> list[Path]:
-    chosen = os.environ.get(VARIABLE)
-    first = Path(chosen) if chosen else platformdirs.user_cache_path("sageattention3", False)
-    fallback = _fallback()
-    # A user without a home directory leaves "~" in the path: not a place of theirs.
-    return [first, fallback] if first.is_absolute() else [fallback]
+    if chosen := os.environ.get(VARIABLE):
+        return [Path(chosen).absolute(), _fallback()]
+    try:
+        own = platformdirs.user_cache_path("sageattention3", appauthor=False)
+    except RuntimeError:
+        return [_fallback()]
+    # For a user without a home directory older platformdirs leave "~" in the path.
+    return [own, _fallback()] if own.is_absolute() else [_fallback()]
 
 
 def _fallback() -> Path:
-    user = os.getuid() if hasattr(os, "getuid") else "user"  # Windows' temporary folder is private
+    user = (
+        os.geteuid() if hasattr(os, "geteuid") else "user"
+    )  # Windows' temporary folder is private
     return Path(tempfile.gettempdir()) / f"sageattention3-{user}"
 
 
@@ -161,11 +166,11 @@ def _objection(folder: Path) -> str | None:
 
 def _trusted(folder: Path) -> bool:
     """False for a folder among everybody's temporary files into which others can plant kernels."""
-    if folder != _fallback() or not hasattr(os, "getuid"):
+    if folder != _fallback() or not hasattr(os, "geteuid"):
         return True
     try:
         status = folder.lstat()
     except OSError:
         return True  # it does not exist, so nothing is read from it
     others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not others_write
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not others_write

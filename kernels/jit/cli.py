@@ -40,11 +40,18 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="install.py build", description=__doc__)
     parser.add_argument(
         "--arch",
-        type=lambda text: [archs.parse(name) for name in text.split(",")],
+        type=_capabilities,
         help="GPU architectures, e.g. sm_89,sm_120a; default: this machine's GPUs, else all",
     )
     parser.add_argument("--report", type=Path, help="write resources and instruction counts here")
     return parser.parse_args(arguments)
+
+
+def _capabilities(text: str) -> list[int]:
+    try:
+        return [archs.parse(name) for name in text.split(",")]
+    except archs.UnsupportedArchError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _local_gpus() -> list[int]:

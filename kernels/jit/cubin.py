@@ -22,7 +22,7 @@ _PARAM_SIZE = 0x19
 _REGISTERS = 0x2F
 
 
-class CubinError(ValueError):
+class CubinError(RuntimeError):
     """These bytes are no cubin, or none that holds the wanted kernel."""
 
 
@@ -56,7 +56,7 @@ def read_resources(cubin: bytes, function: str) -> Resources:
                 0,
             ),
         )
-    except (struct.error, KeyError, IndexError, UnicodeDecodeError) as error:
+    except (struct.error, LookupError, OverflowError, StopIteration, ValueError) as error:
         raise CubinError(f"not a cubin that this build understands: {error!r}") from error
 
 
