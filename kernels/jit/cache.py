@@ -27,7 +27,8 @@ _LIFETIME_DAYS = {".cubin": 90, ".tmp": 1, ".lock": 1}
 _DAY = 24 * 3600
 _LOCK_SECONDS = 600
 
-_SEAL = struct.Struct("<I32s8s")  # length of the record, SHA-256 of all before the seal, format
+# cubin, record (JSON), length of the record, SHA-256 of all that, format
+_LENGTH = struct.Struct("<I")
 _FORMAT = b"sage3cb1"
 
 
@@ -119,19 +120,18 @@ def prune(folder: Path) -> None:
 
 def seal(entry: Entry) -> bytes:
     record = json.dumps(entry.record).encode()
-    body = entry.cubin + record
-    return body + _SEAL.pack(len(record), hashlib.sha256(body).digest(), _FORMAT)
+    body = entry.cubin + record + _LENGTH.pack(len(record))
+    return body + hashlib.sha256(body).digest() + _FORMAT
 
 
 def unseal(data: bytes) -> Entry | None:
     """The entry that ``seal`` made these bytes from; None if they are anything else."""
-    if len(data) < _SEAL.size:
-        return None
-    body = data[: -_SEAL.size]
-    length, digest, form = _SEAL.unpack(data[-_SEAL.size :])
+    body, digest, form = data[:-40], data[-40:-8], data[-8:]
     if form != _FORMAT or hashlib.sha256(body).digest() != digest:
         return None
-    return Entry(body[:-length], json.loads(body[-length:]))
+    (length,) = _LENGTH.unpack(body[-_LENGTH.size :])
+    content = body[: -_LENGTH.size]
+    return Entry(content[:-length], json.loads(content[-length:]))
 
 
 def _candidates() -> list[Path]:

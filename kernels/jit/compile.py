@@ -7,7 +7,6 @@ because NVRTC is known to crash on some sources and must not take the user's ses
 import ctypes
 import hashlib
 import json
-import os
 import re
 import time
 from dataclasses import asdict, dataclass
@@ -82,10 +81,7 @@ def describe_job(variant: Variant, sm: int, nvrtc: Nvrtc) -> Job:
 
 def compile_job(job: Job) -> Entry:
     """Run NVRTC in this process. Raises CompileError with the compiler's log."""
-    # Loaded by path first: cuda.bindings then uses this one, the one that the key was made for.
-    if hasattr(os, "add_dll_directory"):  # Windows: NVRTC loads its built-ins from beside itself
-        os.add_dll_directory(os.path.dirname(job.library))
-    ctypes.CDLL(job.library)
+    _load(job)
     from cuda.bindings import nvrtc
 
     _, *version = nvrtc.nvrtcVersion()
@@ -120,6 +116,20 @@ def compile_job(job: Job) -> Entry:
         "log": log,
     }
     return Entry(cubin, record)
+
+
+def _load(job: Job) -> None:
+    """Load the NVRTC that the key was made for; cuda.bindings then uses it."""
+    library = Path(job.library)
+    major, minor = job.nvrtc
+    # NVRTC opens its built-ins by bare name, and 13.0 on Linux has no search path to find them by.
+    for name in (
+        f"libnvrtc-builtins.so.{major}.{minor}",
+        f"nvrtc-builtins64_{major}{minor}.dll",
+        library.name,
+    ):
+        if (library.parent / name).is_file():
+            ctypes.CDLL(str(library.parent / name))
 
 
 def _gather(source: str) -> dict[str, str]:

@@ -81,15 +81,36 @@ def test_compile_error_carries_the_compilers_log_beyond_ascii(saxpy):
 def test_log_that_is_not_utf8_is_decoded_with_replacement(saxpy, monkeypatch):
     fake = _fake_nvrtc(log=b"caf\xe9: error\0", status=6)
     monkeypatch.setitem(sys.modules, "cuda.bindings", types.SimpleNamespace(nvrtc=fake))
-    monkeypatch.setattr(compile.ctypes, "CDLL", lambda path: None)
     with pytest.raises(compile.CompileError, match="caf\N{REPLACEMENT CHARACTER}: error"):
         compile.compile_job(compile.describe_job(saxpy(), 90, NVRTC))
+
+
+@pytest.mark.parametrize(
+    ("library", "builtins"),
+    [
+        ("libnvrtc.so.13", "libnvrtc-builtins.so.13.0"),
+        ("nvrtc64_130_0.dll", "nvrtc-builtins64_130.dll"),
+    ],
+)
+def test_built_ins_of_the_same_version_are_loaded_before_nvrtc(
+    library, builtins, saxpy, tmp_path, monkeypatch
+):
+    for name in (library, builtins, "libnvrtc-builtins.so.12.9", "nvrtc-builtins64_130.alt.dll"):
+        (tmp_path / name).touch()
+    loaded = []
+    monkeypatch.setattr(compile.ctypes, "CDLL", loaded.append)
+    monkeypatch.setitem(
+        sys.modules, "cuda.bindings", types.SimpleNamespace(nvrtc=_fake_nvrtc(version=(13, 1)))
+    )
+    job = compile.describe_job(saxpy(), 90, nvrtc.Nvrtc((13, 0), str(tmp_path / library)))
+    with pytest.raises(compile.CompileError):
+        compile.compile_job(job)
+    assert loaded == [str(tmp_path / builtins), str(tmp_path / library)]
 
 
 def test_child_refuses_another_nvrtc_than_the_key_was_made_for(saxpy, monkeypatch):
     fake = _fake_nvrtc(version=(13, 1))
     monkeypatch.setitem(sys.modules, "cuda.bindings", types.SimpleNamespace(nvrtc=fake))
-    monkeypatch.setattr(compile.ctypes, "CDLL", lambda path: None)
     with pytest.raises(compile.CompileError, match="NVRTC changed"):
         compile.compile_job(compile.describe_job(saxpy(), 90, NVRTC))
 
