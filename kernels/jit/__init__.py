@@ -48,6 +48,7 @@ which the ahead-of-time build and the tests collect them, and launches::
 ``launch`` enqueues on torch's current stream of that device; nothing syncs, so it may be captured
 in a CUDA graph (a variant must have been launched or passed to ``prepare`` before the capture).
 The first launch of a variant that is neither loaded nor cached builds it, which takes seconds.
+Whatever goes wrong is an ``errors.JitError`` whose message says what to do.
 
 The size of ``params`` and ``threads`` are compared with the cubin when it is loaded: a mismatch
 raises instead of launching garbage.

@@ -9,13 +9,15 @@ block-scaled mma.sync (12.x).
 import re
 from typing import NamedTuple
 
+from .errors import JitError
+
 Version = tuple[int, int]
 
 OLDEST_NVRTC: Version = (12, 8)
 SHIPPED = (80, 86, 89, 90, 120)  # built ahead of time where no GPU says what is needed
 
 
-class UnsupportedArchError(ValueError):
+class UnsupportedArchError(JitError):
     """This GPU, or this GPU with this NVRTC, cannot be built for; the message says what can."""
 
 

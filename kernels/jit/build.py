@@ -19,6 +19,7 @@ from ninja import ninja_syntax
 
 from . import cache
 from .compile import Job, describe_job
+from .errors import JitError
 from .nvrtc import find_nvrtc
 from .variants import Variant
 
@@ -30,7 +31,7 @@ _MARGIN_BYTES = 2 * _GIB  # for the host program and the desktop
 _CHILD = Path(__file__).resolve().with_name("child.py")
 
 
-class BuildError(RuntimeError):
+class BuildError(JitError):
     """Some kernels could not be built; ``failures`` maps their names to reasons."""
 
     def __init__(self, failures: dict[str, str]):
@@ -59,8 +60,8 @@ def build(
 ) -> list[Built]:
     """Make sure that every (variant, compute capability) is in the cache; answer all of them.
 
-    Raises NvrtcError, UnsupportedArchError or CacheError before it starts anything, and BuildError
-    after everything that can be built has been.
+    Raises another JitError before it starts anything (no NVRTC, a GPU that it cannot build for, a
+    missing source, no cache folder), and BuildError after everything that can be built has been.
     """
     nvrtc = find_nvrtc()
     jobs = [(variant, sm, describe_job(variant, sm, nvrtc)) for variant, sm in wanted]
@@ -123,7 +124,11 @@ def _follow(command: list[str], total: int, progress: Callable[[Progress], None]
     environment = {**os.environ, "NINJA_STATUS": "@%f "}
     started = time.monotonic()
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),  # exists on Windows only
     )
     lines: queue.Queue[bytes | None] = queue.Queue()
 

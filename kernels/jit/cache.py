@@ -20,6 +20,8 @@ from typing import NamedTuple
 import filelock
 import platformdirs
 
+from .errors import JitError
+
 log = logging.getLogger("sageattention3")
 
 VARIABLE = "SAGEATTENTION3_CACHE"
@@ -32,7 +34,7 @@ _LENGTH = struct.Struct("<I")
 _FORMAT = b"sage3cb1"
 
 
-class CacheError(RuntimeError):
+class CacheError(JitError):
     """No folder can hold built kernels; the message says what to do."""
 
 

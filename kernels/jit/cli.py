@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 from . import archs, sass
-from .build import BuildError, Progress, build
-from .cache import CacheError
-from .nvrtc import NvrtcError, find_nvrtc
+from .build import Progress, build
+from .errors import JitError
+from .nvrtc import find_nvrtc
 from .report import Row, make_report
 from .variants import registered
 
@@ -22,11 +22,10 @@ def main(arguments: list[str]) -> int:
         wanted = [(v, sm) for sm in sms for v in registered() if v.serves(sm)]
         targets = ", ".join(archs.target(sm, nvrtc.version) for sm in sms)
         print(f"{len(wanted)} kernels for {targets}, NVRTC {'{}.{}'.format(*nvrtc.version)}")
-        built = build(wanted, _show)
-    except (NvrtcError, archs.UnsupportedArchError, CacheError, BuildError) as error:
+        rows = make_report(build(wanted, _show))
+    except JitError as error:
         print(f"build failed: {error}", file=sys.stderr)
         return 1
-    rows = make_report(built)
     _print_table(rows)
     if options.report:
         _write(options.report, rows, nvrtc.version)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from . import archs
 from .cache import Entry
+from .errors import JitError
 from .nvrtc import Nvrtc
 from .variants import Variant
 
@@ -27,11 +28,11 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+(["<])([^">\n]+)[">]', re.MUL
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
-class SourceError(ValueError):
+class SourceError(JitError):
     """A kernel's source cannot be put together; the message names the file."""
 
 
-class CompileError(RuntimeError):
+class CompileError(JitError):
     """NVRTC rejected a kernel; the message holds its log."""
 
 

@@ -8,6 +8,7 @@ compiler printed.
 import struct
 from typing import NamedTuple
 
+from .errors import JitError
 from .variants import Variant
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
@@ -22,7 +23,7 @@ _PARAM_SIZE = 0x19
 _REGISTERS = 0x2F
 
 
-class CubinError(RuntimeError):
+class CubinError(JitError):
     """These bytes are no cubin, or none that holds the wanted kernel."""
 
 
@@ -40,8 +41,7 @@ def read_resources(cubin: bytes, function: str) -> Resources:
     """Resources of the kernel with the (mangled) name ``function``."""
     try:
         sections = _sections(cubin)
-        text = sections.get(f".text.{function}")
-        if text is None:
+        if f".text.{function}" not in sections:
             raise CubinError(f"the cubin holds no kernel {function}")
         attributes = _attributes(sections[f".nv.info.{function}"].data(cubin))
         symbol = _symbol_index(cubin, sections, function)

@@ -7,16 +7,17 @@ from collections.abc import Iterable
 import torch
 
 from .cubin import disagreements, read_resources
+from .errors import JitError
 from .variants import Variant
 
 _MAX_PARAM_BYTES = 4096
 
 
-class LoadError(RuntimeError):
+class LoadError(JitError):
     """The driver does not take a kernel, or the kernel is not what its variant says."""
 
 
-class LaunchError(RuntimeError):
+class LaunchError(JitError):
     """The driver refused a launch."""
 
 
@@ -129,8 +130,11 @@ _loading = threading.Lock()
 
 
 def _obtain(variants: list[Variant], device: int) -> list[_Kernel]:
-    # Here, not above: the pack must import, and say what is missing, without the build's packages.
-    from .build import build
+    try:
+        # Here, not above: the pack must import without the packages that only the build needs.
+        from .build import build
+    except ImportError as error:
+        raise LoadError(f"the kernel build misses a package ({error}): install it") from error
 
     with _loading:
         missing = [variant for variant in variants if (variant, device) not in _kernels]

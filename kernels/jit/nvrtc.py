@@ -4,6 +4,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from .archs import OLDEST_NVRTC, Version
+from .errors import JitError
 
 _HOW_TO_GET_ONE = (
     "CUDA builds of torch bring it; without one, install the package nvidia-cuda-nvrtc (CUDA 13) "
@@ -11,7 +12,7 @@ _HOW_TO_GET_ONE = (
 )
 
 
-class NvrtcError(RuntimeError):
+class NvrtcError(JitError):
     """There is no NVRTC to build with; the message says how to get one."""
 
 

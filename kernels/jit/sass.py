@@ -8,6 +8,8 @@ from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 
+from .errors import JitError
+
 # Opcode families by unit; the first match wins. Address and integer arithmetic is "other".
 _UNITS = {
     "tensor": r"[HIQOBD]MMA|[HIQ]GMMA|UTC\w*MMA",
@@ -23,7 +25,7 @@ _UNITS = {
 _PATTERNS = {unit: re.compile(rf"(?:{names})(?:\.|$)") for unit, names in _UNITS.items()}
 
 
-class DisassemblyError(RuntimeError):
+class DisassemblyError(JitError):
     """The cubin could not be disassembled; the message says why."""
 
 
