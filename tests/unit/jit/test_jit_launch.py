@@ -6,6 +6,7 @@ import sys
 import types
 from enum import IntEnum
 
+import cuda.bindings
 import pytest
 import torch
 from sageattention3.kernels.jit import loader
@@ -57,8 +58,7 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch) -> Driver:
     fake = Driver()
-    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", fake)
-    monkeypatch.setattr(sys.modules["cuda.bindings"], "driver", fake, raising=False)
+    monkeypatch.setattr(cuda.bindings, "driver", fake, raising=False)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
