@@ -60,8 +60,8 @@ def build(
 ) -> list[Built]:
     """Make sure that every (variant, compute capability) is in the cache; answer all of them.
 
-    Raises another JitError before it starts anything (no NVRTC, a GPU that it cannot build for, a
-    missing source, no cache folder), and BuildError after everything that can be built has been.
+    Raises BuildError after everything that can be built has been; another JitError where nothing
+    can (no NVRTC, a GPU that it cannot build for, a missing source, no cache folder).
     """
     nvrtc = find_nvrtc()
     jobs = [(variant, sm, describe_job(variant, sm, nvrtc)) for variant, sm in wanted]
@@ -107,16 +107,20 @@ def _run_ninja(jobs: list[Job], progress: Callable[[Progress], None]) -> dict[st
 def _write_graph(work: Path, jobs: list[Job], folder: Path) -> None:
     with open(work / "build.ninja", "w", encoding="utf-8") as file:
         graph = ninja_syntax.Writer(file)
-        command = [sys.executable, str(_CHILD), "JOB", "RESULT", str(folder)]
-        text = subprocess.list2cmdline(command) if os.name == "nt" else shlex.join(command)
-        text = ninja_syntax.escape(text).replace("JOB", "$in").replace("RESULT", "$out")
-        graph.rule("compile", text, description="$title")
+        program, target = _quoted(sys.executable, str(_CHILD)), _quoted(str(folder))
+        graph.rule("compile", f"{program} $in $out {target}", description="$title")
         for job in jobs:
             (work / f"{job.key}.job").write_text(job.to_json(), encoding="utf-8")
             title = ninja_syntax.escape(_title(job))
             graph.build(
                 f"{job.key}.result", "compile", f"{job.key}.job", variables={"title": title}
             )
+
+
+def _quoted(*words: str) -> str:
+    """``words`` for the shell that ninja starts commands with, in ninja's own quoting."""
+    text = subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
+    return ninja_syntax.escape(text)
 
 
 def _follow(command: list[str], total: int, progress: Callable[[Progress], None]) -> str:

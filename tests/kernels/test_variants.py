@@ -10,7 +10,9 @@ from sageattention3.kernels.jit.variants import registered
 @pytest.fixture(scope="module")
 def rows():
     """One report row per kernel and target, built once per state of the sources."""
-    return make_report(build((v, sm) for v in registered() for sm in archs.SHIPPED if v.serves(sm)))
+    variants = registered()
+    assert variants, "no launcher in kernels/launch declares VARIANTS"
+    return make_report(build((v, sm) for v in variants for sm in archs.SHIPPED if v.serves(sm)))
 
 
 @pytest.mark.slow
