@@ -1,5 +1,5 @@
-// Opens a workflow in ComfyUI's real frontend, headless, and says what it saw.
-// stdin: one JSON job (see frontend.py); stdout: one JSON answer.
+// Opens workflows in ComfyUI's real frontend, headless, and says what it saw.
+// stdin: one JSON job (see frontend.py); stdout: one JSON answer per visit, in a list.
 
 import { readFileSync } from "node:fs";
 import { mkdtemp, rm } from "node:fs/promises";
@@ -17,7 +17,6 @@ const SETTINGS = {
   "Comfy.Graph.CanvasInfo": false,
   "Comfy.VueNodes.Enabled": false,
   "Comfy.Workflow.ShowMissingModelsWarning": false,
-  "Comfy.Locale": job.locale,
 };
 
 async function openFrontend(context) {
@@ -26,13 +25,42 @@ async function openFrontend(context) {
     await fetch(`${job.url}/api/settings/${key}`, { method: "POST", body });
   }
   const page = context.pages()[0] ?? (await context.newPage());
-  page.on("pageerror", (error) => answer.errors.push(String(error)));
   await page.goto(job.url, { waitUntil: "domcontentloaded" });
   await page.waitForFunction(
-    (types) => window.app?.graph && types.every((t) => window.LiteGraph?.registered_node_types[t]),
-    job.workflow.nodes.map((node) => node.type).filter((type) => !type.endsWith("Note")),
+    (type) => window.app?.graph && window.LiteGraph?.registered_node_types[type],
+    job.wait_for_node,
   );
   return page;
+}
+
+async function loadWorkflow(page, workflow) {
+  await page.evaluate((graph) => window.app.loadGraphData(graph), workflow);
+  await waitForNodes(page, workflow.nodes.length);
+}
+
+// Replaces the graph by one made from an API prompt, in the places and frames of the workflow.
+async function loadPrompt(page, prompt, workflow) {
+  await page.evaluate(
+    ([output, { nodes, groups }]) => {
+      const { app, LiteGraph } = window;
+      app.loadApiJson(output, "run");
+      for (const { id, pos, size } of nodes) {
+        const node = app.graph.getNodeById(id);
+        if (node) Object.assign(node, { pos, size });
+      }
+      for (const frame of groups) {
+        const group = new LiteGraph.LGraphGroup();
+        group.configure(frame);
+        app.graph.add(group);
+      }
+    },
+    [prompt, workflow],
+  );
+  await waitForNodes(page, Object.keys(prompt).length);
+}
+
+async function waitForNodes(page, count) {
+  await page.waitForFunction((n) => window.app.graph._nodes.length === n, count);
 }
 
 // Scales the canvas so that the whole graph stands free of the side bar and the top bar; answers
@@ -52,49 +80,59 @@ function fitGraph({ side, top: above }) {
   return { x: side, y: above, width: width * scale, height: height * scale };
 }
 
+async function shoot(page, path) {
+  const graph = await page.evaluate(fitGraph, { side: 90, top: 150 });
+  await page.waitForTimeout(1000); // the canvas redraws on its own clock
+  if (job.crop_pad === null) return await page.screenshot({ path });
+  const { x, y, width, height } = graph;
+  const pad = job.crop_pad;
+  const clip = { x: x - pad, y: y - pad, width: width + 2 * pad, height: height + 2 * pad };
+  await page.screenshot({ path, clip });
+}
+
+// Presses the Run button as a user would and waits for the server's verdict.
+async function run(page) {
+  const history = async () => Object.values(await (await fetch(`${job.url}/history`)).json());
+  const before = (await history()).length;
+  await page.getByTestId("queue-button").getByRole("button").first().click();
+  const end = Date.now() + job.timeout_s * 1000;
+  while (Date.now() < end) {
+    const entries = await history();
+    if (entries.length > before) return entries.at(-1).status;
+    await page.waitForTimeout(200);
+  }
+  throw new Error("the run did not end in time, or the server refused the prompt");
+}
+
 function describeNodes() {
   return window.app.graph._nodes.map((node) => ({
     id: node.id,
     type: node.type,
     title: node.getTitle(),
     bounds: [...node.boundingRect],
-    widgets: Object.fromEntries(
-      (node.widgets ?? []).map((widget) => [widget.name, widget.label ?? widget.name]),
-    ),
-    texts: (node.widgets ?? []).map((widget) => widget.value).filter((v) => typeof v === "string"),
+    widgets: Object.fromEntries((node.widgets ?? []).map(({ name, value }) => [name, value])),
     images: (node.imgs ?? []).map((image) => [image.naturalWidth, image.naturalHeight]),
   }));
 }
 
-async function shoot(page, path) {
-  const graph = await page.evaluate(fitGraph, { side: 90, top: 130 });
-  await page.waitForTimeout(1000); // the canvas redraws on its own clock
-  const pad = 12;
-  const clip = {
-    x: graph.x - pad,
-    y: graph.y - pad,
-    width: graph.width + 2 * pad,
-    height: graph.height + 2 * pad,
-  };
-  await page.screenshot({ path, clip: job.crop ? clip : undefined });
-}
-
-async function history() {
-  return await (await fetch(`${job.url}/history`)).json();
-}
-
-// Presses the Run button as a user would and waits for the server's verdict.
-async function run(page) {
-  const before = Object.keys(await history()).length;
-  await page.getByTestId("queue-button").getByRole("button").first().click();
-  for (;;) {
-    const entries = Object.values(await history());
-    if (entries.length > before) return entries.at(-1).status;
-    await page.waitForTimeout(200);
+async function visit(page, { workflow, run: prompt, loaded_png, done_png }) {
+  const answer = { errors: [], status: null };
+  const note = (error) => answer.errors.push(String(error));
+  page.on("pageerror", note);
+  await loadWorkflow(page, workflow);
+  answer.prompt = await page.evaluate(async () => (await window.app.graphToPrompt()).output);
+  if (loaded_png) await shoot(page, loaded_png);
+  if (prompt) {
+    await loadPrompt(page, prompt, workflow);
+    answer.status = await run(page);
+    await page.waitForTimeout(1500); // previews load
+    if (done_png) await shoot(page, done_png);
   }
+  answer.nodes = await page.evaluate(describeNodes);
+  page.off("pageerror", note);
+  return answer;
 }
 
-const answer = { errors: [], nodes: [], prompt: null, status: null };
 const profile = await mkdtemp(join(tmpdir(), "frontend-"));
 const context = await chromium.launchPersistentContext(profile, {
   executablePath: job.chromium,
@@ -111,18 +149,10 @@ const context = await chromium.launchPersistentContext(profile, {
 context.setDefaultTimeout(job.timeout_s * 1000);
 try {
   const page = await openFrontend(context);
-  await page.evaluate((workflow) => window.app.loadGraphData(workflow), job.workflow);
-  await page.waitForFunction((n) => window.app.graph._nodes.length === n, job.workflow.nodes.length);
-  answer.prompt = await page.evaluate(async () => (await window.app.graphToPrompt()).output);
-  if (job.loaded_png) await shoot(page, job.loaded_png);
-  if (job.run) {
-    answer.status = await run(page);
-    await page.waitForTimeout(1500); // previews load
-    if (job.done_png) await shoot(page, job.done_png);
-  }
-  answer.nodes = await page.evaluate(describeNodes);
+  const answers = [];
+  for (const stop of job.visits) answers.push(await visit(page, stop));
+  console.log(JSON.stringify(answers));
 } finally {
   await context.close();
   await rm(profile, { recursive: true, force: true });
 }
-console.log(JSON.stringify(answer));

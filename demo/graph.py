@@ -8,7 +8,10 @@ shipped, so that the very MODEL -> Patch -> sampler -> Report path of the graph 
 from collections.abc import Iterator
 from typing import Any
 
-Prompt = dict[str, dict[str, Any]]
+from .families import Family
+
+Node = dict[str, Any]  # class_type, inputs
+Prompt = dict[str, Node]
 ObjectInfo = dict[str, dict[str, Any]]
 
 NOTES = ("Note", "MarkdownNote")
@@ -76,3 +79,70 @@ def to_prompt(workflow: dict[str, Any], object_info: ObjectInfo) -> Prompt:
                 inputs[socket["name"]] = [str(source), slot]
         prompt[str(node["id"])] = {"class_type": node["type"], "inputs": inputs}
     return prompt
+
+
+# What makes a shipped graph small: latent sizes, steps, and a Patch that quantises short sequences
+# too, in emulation, as the demo machine has no native kernel.
+SMALL = {"width": 64, "height": 64, "length": 9, "batch_size": 1, "steps": 2}
+PATCH = {"min_tokens": 0, "emulation": True}
+REPORT_NODE = "SageAttention3Report"
+PATCH_NODE = "SageAttention3Patch"
+
+
+def shrink(
+    prompt: Prompt,
+    family: Family,
+    object_info: ObjectInfo,
+    sizes: dict[str, int] = SMALL,
+    **patch: Any,
+) -> Prompt:
+    """``prompt`` with its big parts replaced; a SaveLatent stands in for the VAE decoder.
+
+    family: the tiny model that stands in for model loaders, its conditioning for text encoders, its
+    empty latent for latents that only a VAE could make. sizes: values for widgets of these names,
+    wherever they are. patch: further widgets of the SageAttention3 Patch. Kept nodes keep their
+    ids, stand-ins take the ids of what they replace.
+    """
+    small: Prompt = {}
+
+    def follow(link: list[Any]) -> list[Any]:
+        """Where a link that came from ``link`` comes from in the small prompt."""
+        source, slot = link
+        node = prompt[source]
+        info = object_info[node["class_type"]]
+        made = info["output"][slot]
+        takes = {kind for kind, _ in inputs_of(info).values() if isinstance(kind, str)}
+        if made == "MODEL" not in takes:
+            stand_in = family.model_node()
+        elif made == "CONDITIONING" not in takes:
+            stand_in = family.conditioning_node(seed=int(source))  # each prompt its own
+        elif "VAE" not in takes:
+            keep(source)
+            return link
+        elif made == "LATENT":
+            stand_in = family.empty_latent_node(sizes["width"], sizes["height"], sizes["length"])
+        else:
+            return follow(node["inputs"][info["output_name"][slot]])
+        small[source] = stand_in
+        return [source, 0]
+
+    def keep(node_id: str) -> None:
+        if node_id in small:
+            return
+        node = prompt[node_id]
+        inputs = {
+            name: follow(value) if isinstance(value, list) else sizes.get(name, value)
+            for name, value in node["inputs"].items()
+        }
+        if node["class_type"] == PATCH_NODE:
+            inputs |= PATCH | patch
+        small[node_id] = {"class_type": node["class_type"], "inputs": inputs}
+
+    [report] = [i for i, node in prompt.items() if node["class_type"] == REPORT_NODE]
+    keep(report)
+    [decoder] = [i for i, node in prompt.items() if [report, 0] in node["inputs"].values()]
+    small[decoder] = {
+        "class_type": "SaveLatent",
+        "inputs": {"samples": [report, 0], "filename_prefix": "latents/demo"},
+    }
+    return small

@@ -52,10 +52,12 @@ class SageAttention3Report:
             runs, text = [], NOT_PATCHED
         else:
             runs = session.ledger.take_unreported()
-            text = describe_runs(runs, session.layout.layer_ids)
+            text = describe_runs(runs, session.expected_layers)
         image = _stack([heat_strip(run) for run in runs or [Run("nothing to show")]])
         shown = PreviewImage().save_images(image, "sageattention3")["ui"]
-        return {"ui": {"text": (text,), **shown}, "result": (samples, text, image)}
+        ledger = [run.rows() for run in runs]  # one list of counts per run, for API clients
+        ui = {"text": (text,), "ledger": ledger, **shown}
+        return {"ui": ui, "result": (samples, text, image)}
 
 
 def _stack(images: list[torch.Tensor]) -> torch.Tensor:

@@ -131,7 +131,8 @@ def patch_model(model: Any, *, enabled: bool, profile: Any = None, **settings: A
     _require_overrides()
     if profile is not None:
         profile.check(model)
-    layout = describe_model(model.get_model_object("diffusion_model"))
+    network = model.get_model_object("diffusion_model")
+    layout = describe_model(getattr(network, "_orig_mod", network))  # torch.compile wraps it
     return install(model, make_plan(layout, profile=profile, **settings), layout)
 
 

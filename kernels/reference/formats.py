@@ -77,14 +77,23 @@ def round_e4m3(x: torch.Tensor) -> torch.Tensor:
 
 
 def floor_e8m0(x: torch.Tensor) -> torch.Tensor:
-    """The largest power of two not above each positive element, within 2^-127 .. 2^127."""
-    exponent = torch.frexp(x.clamp_min(2.0**-126)).exponent - 1
+    """The largest power of two not above each positive element, at least 2^-127."""
+    exponent = torch.frexp(x.clamp_min(2.0**-127)).exponent - 1
     return torch.ldexp(torch.ones_like(x), exponent)
 
 
-def round_int8(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Integers in [-127, 127], as FP32, of ``x / scale``."""
-    return (x / scale).round_().clamp_(-INT8_MAX, INT8_MAX)
+def quantise_8bit(
+    x: torch.Tensor, amax: torch.Tensor, kind: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(values, scale) with x ~ values * scale: "int8" integers in [-127, 127], or "e4m3" values.
+
+    amax: the largest |x| that shares a scale, FP32, broadcastable to x. All results are FP32.
+    """
+    if kind == "int8":
+        scale = nonzero_scale(amax / INT8_MAX)
+        return (x / scale).round_().clamp_(-INT8_MAX, INT8_MAX), scale
+    scale = nonzero_scale(amax / E4M3_MAX)
+    return round_e4m3(x / scale), scale
 
 
 # ------------------------------------------------------------------------------ block formats
@@ -115,8 +124,8 @@ def pad_to_multiple(x: torch.Tensor, multiple: int) -> torch.Tensor:
 
 
 def nonzero_scale(scale: torch.Tensor) -> torch.Tensor:
-    """``scale`` with 1 in place of 0: an all-zero block is divided by 1."""
-    return scale.masked_fill(scale == 0, 1.0)
+    """``scale`` with 1 in place of 0, so that an all-zero block is divided by 1."""
+    return scale + (scale == 0)
 
 
 def quantise_nvfp4(x: torch.Tensor, *, search: bool = False) -> Blocks:
@@ -134,19 +143,17 @@ def nvfp4_blocks(x: torch.Tensor, *, search: bool = False) -> Blocks:
     amax = blocks.abs().amax(-1, keepdim=True)
     if not search:
         return _with_scales(blocks, round_e4m3(amax / E2M1_MAX))
-    best_scale = best_error = None
-    for target in SEARCH_TARGETS:
-        scale = round_e4m3(amax / target)
-        divisor = nonzero_scale(scale)
-        error = round_e2m1(blocks / divisor).mul_(scale).sub_(blocks)
-        error = error.square_().sum(-1, keepdim=True)
-        if best_error is None:
-            best_scale, best_error = scale, error
-        else:
-            better = error < best_error
-            best_scale = torch.where(better, scale, best_scale)
-            best_error = torch.where(better, error, best_error)
-    return _with_scales(blocks, best_scale)
+    targets = torch.tensor(SEARCH_TARGETS, device=x.device).view(-1, *[1] * blocks.ndim)
+    scales = round_e4m3(amax / targets)
+    elements = round_e2m1(blocks / nonzero_scale(scales))
+    error = (elements * scales).sub_(blocks).square_().sum(-1, keepdim=True)
+    chosen, scale, lowest = elements[0], scales[0], error[0]
+    for i in range(1, len(SEARCH_TARGETS)):  # argmin and gather are several times slower on a CPU
+        better = error[i] < lowest
+        chosen = torch.where(better, elements[i], chosen)
+        scale = torch.where(better, scales[i], scale)
+        lowest = torch.minimum(lowest, error[i])
+    return Blocks(chosen.flatten(-2), scale, _one(x))
 
 
 def quantise_mxfp4(x: torch.Tensor) -> Blocks:
@@ -160,4 +167,8 @@ def quantise_mxfp4(x: torch.Tensor) -> Blocks:
 
 def _with_scales(blocks: torch.Tensor, scales: torch.Tensor) -> Blocks:
     elements = round_e2m1(blocks / nonzero_scale(scales))
-    return Blocks(elements.flatten(-2), scales, torch.ones((), device=blocks.device))
+    return Blocks(elements.flatten(-2), scales, _one(blocks))
+
+
+def _one(x: torch.Tensor) -> torch.Tensor:
+    return torch.ones((), device=x.device)

@@ -49,6 +49,22 @@ def reference_attention(
     (arXiv 2411.10958) for smoothing; FlashAttention for the tiles.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    out, lse = forward_in_slices(q, k, v, mask, scale, causal, scheme, true_lse=return_lse)
+    return (out, lse) if return_lse else out
+
+
+def forward_in_slices(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    causal: bool,
+    scheme: Scheme,
+    *,
+    true_lse: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and log-sum-exp [B, Hq, Nq], of the scores of smoothed K unless ``true_lse``."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     with torch.autocast(q.device.type, enabled=False):
@@ -58,9 +74,10 @@ def reference_attention(
             operands = prepare(q_part, part.of_keys(k), part.of_keys(v), visibility, scheme, scale)
             o, row_lse = attend(operands, visibility, scheme)
             part.of_queries(out).copy_(in_range_of(q.dtype, o))
-            if return_lse:
-                part.of_queries(lse).copy_(row_lse + operands.smoothed_away(q_part) * scale)
-    return (out, lse) if return_lse else out
+            if true_lse:
+                row_lse += operands.smoothed_away(q_part) * scale
+            part.of_queries(lse).copy_(row_lse)
+    return out, lse
 
 
 def attend(
@@ -144,7 +161,7 @@ def quantise_p(p: torch.Tensor, scheme: Scheme) -> torch.Tensor:
 def in_range_of(dtype: torch.dtype, x: torch.Tensor) -> torch.Tensor:
     """``x`` in ``dtype``; quantisation error alone never turns a finite value infinite."""
     limit = torch.finfo(dtype).max
-    if limit > torch.finfo(x.dtype).max:
+    if limit >= torch.finfo(x.dtype).max:
         return x.to(dtype)
     return torch.where(x.isinf(), x, x.clamp(-limit, limit)).to(dtype)
 

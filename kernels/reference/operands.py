@@ -1,19 +1,16 @@
 """Q, K and V as a scheme's matrix products see them: smoothed, quantised, dequantised to FP32."""
 
+import math
 from typing import NamedTuple
 
 import torch
 
 from .formats import (
-    E4M3_MAX,
-    INT8_MAX,
     MXFP4_BLOCK,
-    nonzero_scale,
     pad_to_multiple,
+    quantise_8bit,
     quantise_mxfp4,
     quantise_nvfp4,
-    round_e4m3,
-    round_int8,
 )
 from .scheme import Scheme
 from .smoothing import block_mean, hadamard, per_token, token_mean
@@ -101,8 +98,8 @@ def prepare(
         q = q - per_token(q_mean, scheme.block_q, q.shape[-2])
         q_mean = q_mean * scale
 
-    q = _quantise_channels(q, scheme, scheme.block_q).mul(scale)
-    k = _quantise_channels(k, scheme, scheme.block_k)
+    q = _quantise_channels(q, scheme, is_key=False) * scale
+    k = _quantise_channels(k, scheme, is_key=True)
     v, v_scale = _quantise_tokens(v, scheme)
     squeeze = [
         None if x is None else x.squeeze(2) for x in (k, v, smooth_k, k_mean, v_mean, v_scale)
@@ -116,52 +113,64 @@ def _centre(x: torch.Tensor, mean: torch.Tensor, live: torch.Tensor | None) -> t
     return x if live is None else x.masked_fill_(~live, 0.0)
 
 
-def _quantise_channels(x: torch.Tensor, scheme: Scheme, block: int) -> torch.Tensor:
+def _quantise_channels(x: torch.Tensor, scheme: Scheme, *, is_key: bool) -> torch.Tensor:
     """Q or K [..., N, D] in the format of QK^T, dequantised."""
     if scheme.qk == "exact":
         return x
-    if scheme.qk == "int8":
-        scale = per_token(int8_scale(x, block), block, x.shape[-2])
-        return round_int8(x, scale).mul_(scale)
+    if scheme.qk in ("int8", "e4m3"):
+        values, scale = quantise_8bit(x, _shared_amax(x, scheme, is_key), scheme.qk)
+        return values.mul_(scale)
     x = pad_to_multiple(x, MXFP4_BLOCK)
     if scheme.qk == "mxfp4":
         return quantise_mxfp4(x).dequantise()
     return quantise_nvfp4(x, search=scheme.scale_search).dequantise()
 
 
-def int8_scale(x: torch.Tensor, block: int) -> torch.Tensor:
-    """INT8 scales of ``x`` [..., N, D] per block of tokens: [..., ceil(N / block), 1]."""
-    amax = x.abs().amax(-1)
-    amax = pad_to_multiple(amax, block).unflatten(-1, (-1, block)).amax(-1, keepdim=True)
-    return nonzero_scale(amax / INT8_MAX)
-
-
 def _quantise_tokens(v: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """V [..., N, D] in the format of P V, and the FP32 scale left for the end (None: 1).
+    """V [..., N, D] in the format of PV, and the FP32 scale left for the end (None: 1).
 
     The scale waits so that sums over keys stay far from FP32's maximum.
     """
     if scheme.pv == "exact":
         return v, None
-    if scheme.pv == "mxfp4":
-        return quantise_mxfp4(pad_to_multiple(v.mT, MXFP4_BLOCK)).dequantise().mT, None
-    if scheme.pv == "nvfp4":
-        blocks = quantise_nvfp4(pad_to_multiple(v.mT, MXFP4_BLOCK), search=scheme.scale_search)
+    if scheme.pv in ("nvfp4", "mxfp4"):
+        tokens_last = pad_to_multiple(v.mT.contiguous(), MXFP4_BLOCK)
+        if scheme.pv == "mxfp4":
+            return quantise_mxfp4(tokens_last).dequantise().mT, None
+        blocks = quantise_nvfp4(tokens_last, search=scheme.scale_search)
         return blocks.without_tensor_scale().mT, blocks.tensor_scale
-    if scheme.v_scale == "block":
-        scale = per_token(int8_scale(v, scheme.block_k), scheme.block_k, v.shape[-2])
-        return round_int8(v, scale).mul_(scale), None
-    amax = v.abs().amax(-2, keepdim=True)
-    if scheme.pv == "e4m3":
-        scale = nonzero_scale(amax / E4M3_MAX)
-        return round_e4m3(v / scale), scale
-    scale = nonzero_scale(amax / INT8_MAX)
-    return round_int8(v, scale), scale
+    kind = "e4m3" if scheme.pv == "e4m3" else "int8"
+    if scheme.v_scale == "channel":
+        return quantise_8bit(v, v.abs().amax(-2, keepdim=True), kind)
+    amax = _group_amax(v.abs().amax(-1), scheme.block_k)
+    values, scale = quantise_8bit(v, amax[..., None], kind)
+    return values.mul_(scale), None
+
+
+def _shared_amax(x: torch.Tensor, scheme: Scheme, is_key: bool) -> torch.Tensor:
+    """For each token of ``x`` [..., N, D], the largest |x| of the tokens that share its scale."""
+    amax = x.abs().amax(-1)
+    if scheme.qk_scale == "block":
+        amax = _group_amax(amax, scheme.block_k if is_key else scheme.block_q)
+    elif is_key:
+        # Keys 8i + 2t and 8i + 2t + 1 of a tile are the columns that thread t of a quad holds.
+        threads = pad_to_multiple(amax, scheme.block_k).unflatten(
+            -1, (-1, scheme.block_k // 8, 4, 2)
+        )
+        shared = threads.amax((-3, -1), keepdim=True).expand_as(threads)
+        amax = shared.flatten(-4)[..., : amax.shape[-1]]
+    return amax[..., None]
+
+
+def _group_amax(amax: torch.Tensor, group: int) -> torch.Tensor:
+    """``amax`` [..., N] with each entry replaced by the largest of its ``group`` neighbours."""
+    groups = pad_to_multiple(amax, group).unflatten(-1, (-1, group))
+    return groups.amax(-1, keepdim=True).expand_as(groups).flatten(-2)[..., : amax.shape[-1]]
 
 
 def _set_nonfinite_aside(q, k, v, scale: float):
-    # One reduction per tensor in the everyday case; the sum of |x| would overflow in FP32.
-    if all(torch.isfinite(x.abs().amax()) for x in (q, k, v)):
+    # One reduction per tensor in the everyday case; a maximum keeps NaN and cannot overflow.
+    if all(math.isfinite(x.abs().amax().item()) for x in (q, k, v)):
         return q, k, v, None
     q_finite, k_finite, v_finite = (torch.isfinite(x) for x in (q, k, v))
     aside = Nonfinite(

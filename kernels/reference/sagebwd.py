@@ -8,48 +8,41 @@ in dS along the sequence (section 4.2).
 from dataclasses import dataclass
 
 import torch
-from torch.autograd.function import once_differentiable
 
-from .formats import E4M3_MAX, INT8_MAX, nonzero_scale, round_e4m3, round_int8
-from .forward import attend, in_range_of, matmul_grouped, tile_scores
+from .formats import quantise_8bit
+from .forward import forward_in_slices, matmul_grouped, tile_scores
 from .operands import Operands, prepare
 from .scheme import Scheme
 from .tiles import row_tiles, slices
 from .visibility import Visibility
 
+# The forward pass as published (algorithm 2): one scale per block of Q, K and V, P in 0..127.
+PUBLISHED_FORWARD = Scheme(qk="int8", pv="int8", v_scale="block", smooth_q=False)
+# The same products with P in 0..255, a smoothed V scaled per channel, blocks of 64 queries. O is
+# closer to the truth, and so is D = rowsum(dO * O), whose error limits dQ and dK
+# (docs/numerics.md).
+TRAINING_FORWARD = Scheme(qk="int8", pv="uint8", smooth_q=False, smooth_v=True, block_q=64)
+
 
 @dataclass(frozen=True)
 class SageBwdOptions:
-    """SageBwd as published, and its ablations.
+    """SageBwd, and its ablations.
 
+    forward: the forward pass; its block_q and block_k are also the tokens that share a scale in
+        the backward pass.
     gemm: "int8", or "e4m3" for FP8 in the backward's quantised products (tables 6 and 7).
     quantise_dov: quantise dO V^T too (table 1(c)).
-    smooth_k: subtract K's token mean before quantising; False feeds raw K to Q K^T and dS K.
-    block_q, block_k: tokens that share a scale.
     """
 
+    forward: Scheme = TRAINING_FORWARD
     gemm: str = "int8"
     quantise_dov: bool = False
-    smooth_k: bool = True
-    block_q: int = 128
-    block_k: int = 64
 
     def __post_init__(self):
         if self.gemm not in ("int8", "e4m3"):
             raise ValueError(f"gemm={self.gemm!r}: choose int8 or e4m3")
-
-    @property
-    def scheme(self) -> Scheme:
-        """The forward pass (algorithm 2): INT8 per block, P per row."""
-        return Scheme(
-            qk="int8",
-            pv="int8",
-            smooth_q=False,
-            smooth_k=self.smooth_k,
-            v_scale="block",
-            block_q=self.block_q,
-            block_k=self.block_k,
-        )
+        if self.forward.smooth_q or self.forward.rotate:
+            raise ValueError("SageBwd multiplies dS by Q and K: they cannot be centred or rotated")
 
 
 def sagebwd_attention(
@@ -66,7 +59,7 @@ def sagebwd_attention(
 
     Gradients reach q, k and v in their own dtypes. dO V^T uses dO and V as they are: 16 bits where
     the inputs have 16 bits, FP32 where they have more. Raises ValueError if the mask requires a
-    gradient (it gets none) and RuntimeError on a second derivative.
+    gradient (it gets none), RuntimeError in a backward pass with create_graph.
     """
     if mask is not None and mask.requires_grad and torch.is_grad_enabled():
         raise ValueError("SageBwd gives no gradient to the mask: pass mask.detach()")
@@ -77,38 +70,29 @@ def sagebwd_attention(
 class _SageBwd(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, mask, scale, causal, options):
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-        scheme = options.scheme
-        with torch.autocast(q.device.type, enabled=False):
-            for part in slices(q, k, scheme.block_q, scheme.block_k):
-                visibility = part.visibility(q, k, mask, causal)
-                operands = prepare(
-                    part.of_queries(q), part.of_keys(k), part.of_keys(v), visibility, scheme, scale
-                )
-                o, row_lse = attend(operands, visibility, scheme)
-                part.of_queries(out).copy_(in_range_of(q.dtype, o))
-                part.of_queries(lse).copy_(row_lse)
+        out, lse = forward_in_slices(q, k, v, mask, scale, causal, options.forward)
         ctx.save_for_backward(q, k, v, mask, out, lse)
         ctx.scale, ctx.causal, ctx.options = scale, causal, options
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, d_out):
+        if torch.is_grad_enabled():  # that is, under create_graph
+            raise RuntimeError(
+                "SageBwd has no second derivative: differentiate without create_graph, "
+                "or leave this attention to the host"
+            )
         q, k, v, mask, out, lse = ctx.saved_tensors
-        options, scheme = ctx.options, ctx.options.scheme
+        options, scheme = ctx.options, ctx.options.forward
         d_q, d_k, d_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
         with torch.autocast(q.device.type, enabled=False):
             for part in slices(q, k, scheme.block_q, scheme.block_k):
                 visibility = part.visibility(q, k, mask, ctx.causal)
-                v_part = part.of_keys(v)
-                operands = prepare(
-                    part.of_queries(q), part.of_keys(k), v_part, visibility, scheme, ctx.scale
-                )
+                q_part, k_part, v_part = part.of_queries(q), part.of_keys(k), part.of_keys(v)
+                operands = prepare(q_part, k_part, v_part, visibility, scheme, ctx.scale)
                 grads = _gradients(
                     operands,
-                    v_part.float(),
+                    _without_unseen(v_part.float(), visibility),
                     part.of_queries(out).float(),
                     part.of_queries(lse),
                     part.of_queries(d_out).float(),
@@ -134,24 +118,25 @@ def _gradients(
 
     operands.q carries the softmax scale, so dS^T Q needs none, and dS K still does.
     """
+    block_q, block_k = options.forward.block_q, options.forward.block_k
     d_q = torch.zeros_like(operands.q)
     d_k, d_v = torch.zeros_like(operands.k), torch.zeros_like(v)
     delta = (d_out * out).sum(-1, keepdim=True)  # D of the paper
     # A row that sees nothing has the log-sum-exp -inf; +inf makes its P zero instead of NaN.
     lse = lse.masked_fill(lse == -torch.inf, torch.inf)[..., None]
-    for start, end, blocks in row_tiles(operands.q, options.block_q, options.block_k):
+    for start, end, blocks in row_tiles(operands.q, block_q, block_k):
         q_tile, do_tile = operands.q[..., start:end, :], d_out[..., start:end, :]
         do_quantised = _quantise_tiles(do_tile, blocks, options)
-        do_for_v = do_quantised if options.quantise_dov else do_tile
-        for col in range(0, visibility.last_key(end), options.block_k):
-            cols = slice(col, min(col + options.block_k, visibility.nk))
+        for col in range(0, visibility.last_key(end), block_k):
+            cols = slice(col, min(col + block_k, visibility.nk))
             s = tile_scores(operands, start, end, blocks, cols.start, cols.stop)
             s = visibility.hide(s, start, col)
             p = torch.exp(s - lse[..., start:end, :])
-            v_tile = operands.v[..., cols, :] if options.quantise_dov else v[..., cols, :]
-            d_p = matmul_grouped(do_for_v, v_tile.mT)
-            d_s = p * (d_p - delta[..., start:end, :])
-            d_s = _quantise_tiles(d_s, blocks, options)
+            if options.quantise_dov:
+                d_p = matmul_grouped(do_quantised, _quantise_tiles(v[..., cols, :], 1, options).mT)
+            else:
+                d_p = matmul_grouped(do_tile, v[..., cols, :].mT)
+            d_s = _quantise_tiles(p * (d_p - delta[..., start:end, :]), blocks, options)
             p = _quantise_tiles(p, blocks, options)
             d_v[..., cols, :] += p.flatten(2, 3).mT @ do_quantised.flatten(2, 3)
             d_k[..., cols, :] += d_s.flatten(2, 3).mT @ q_tile.flatten(2, 3)
@@ -159,12 +144,14 @@ def _gradients(
     return d_q, d_k, d_v
 
 
+def _without_unseen(v: torch.Tensor, visibility: Visibility) -> torch.Tensor:
+    live = visibility.live_keys(v.device)
+    return v if live is None else v.masked_fill(~live.squeeze(2), 0.0)
+
+
 def _quantise_tiles(x: torch.Tensor, blocks: int, options: SageBwdOptions) -> torch.Tensor:
     """``x`` [..., rows, columns] with one scale for each of ``blocks`` equal blocks of rows."""
     tiles = x.unflatten(-2, (blocks, -1))
     amax = tiles.abs().amax((-2, -1), keepdim=True)
-    if options.gemm == "int8":
-        scale = nonzero_scale(amax / INT8_MAX)
-        return round_int8(tiles, scale).mul_(scale).flatten(-3, -2)
-    scale = nonzero_scale(amax / E4M3_MAX)
-    return round_e4m3(tiles / scale).mul_(scale).flatten(-3, -2)
+    values, scale = quantise_8bit(tiles, amax, options.gemm)
+    return values.mul_(scale).flatten(-3, -2)

@@ -1,8 +1,9 @@
 """What a quantised attention does to its operands: one value object per algorithm or ablation."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-QK_FORMATS = ("nvfp4", "mxfp4", "int8", "exact")
+QK_FORMATS = ("nvfp4", "mxfp4", "int8", "e4m3", "exact")
+QK_SCALES = ("block", "thread")
 PV_FORMATS = ("nvfp4", "mxfp4", "uint8", "int8", "e4m3", "exact")
 P_SCALINGS = ("two_level", "direct")
 V_SCALES = ("channel", "block")
@@ -12,8 +13,10 @@ V_SCALES = ("channel", "block")
 class Scheme:
     """One way to quantise attention. The defaults are SageAttention3 as published (section 3).
 
-    qk: format of Q and K. NVFP4 and MXFP4 block along the channels; INT8 shares one scale per
-        block of block_q queries or block_k keys; exact is FP32.
+    qk: format of Q and K. NVFP4 and MXFP4 block along the channels; exact is FP32.
+    qk_scale: who shares a scale of 8-bit Q and K. block: block_q queries, block_k keys (paper).
+        thread: each query has its own, and of block_k keys those that lie in one thread of an
+        m16n8 matrix product (SageAttention2, section 3.2); finer, at no cost in the product.
     pv: format of P and V. NVFP4 and MXFP4 block along the tokens; uint8 is P in 0..255 and V in
         INT8, int8 is P in 0..127 and V in INT8, both with a scale of P per row and tile; e4m3 is
         P and V in FP8.
@@ -27,6 +30,7 @@ class Scheme:
     """
 
     qk: str = "nvfp4"
+    qk_scale: str = "block"
     pv: str = "nvfp4"
     smooth_q: bool = True
     smooth_k: bool = True
@@ -42,6 +46,7 @@ class Scheme:
     def __post_init__(self):
         for field, known in (
             ("qk", QK_FORMATS),
+            ("qk_scale", QK_SCALES),
             ("pv", PV_FORMATS),
             ("p_scaling", P_SCALINGS),
             ("v_scale", V_SCALES),
@@ -57,10 +62,12 @@ class Scheme:
             )
 
 
+_INT8_QK = Scheme(qk="int8", qk_scale="thread", smooth_q=False, smooth_v=True, rotate=True)
+
+# The best of each precision at the cost of its matrix products, by the figures in docs/numerics.md.
+# Rotation helps the even grid of INT8 and harms NVFP4, whose blocks contain outlier channels.
 SCHEMES: dict[str, Scheme] = {
     "fp4": Scheme(scale_search=True, smooth_v=True, quantised_row_sum=True),
-    "int8_fp4": Scheme(
-        qk="int8", smooth_q=False, scale_search=True, smooth_v=True, quantised_row_sum=True
-    ),
-    "int8": Scheme(qk="int8", pv="uint8", smooth_q=False, smooth_v=True),
+    "int8_fp4": replace(_INT8_QK, scale_search=True, quantised_row_sum=True),
+    "int8": replace(_INT8_QK, pv="uint8"),
 }

@@ -8,9 +8,9 @@ import torch
 from .visibility import Visibility, without_expanded_dims
 
 # Elements of one tile of scores over the heads of a slice: within a CPU's cache, wide on a GPU.
-TILE_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}
+TILE_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 24}
 # Elements of q, k and v of one slice: bounds the FP32 copies that preparation makes.
-SLICE_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 28}
+SLICE_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 25}
 
 
 class Slice(NamedTuple):

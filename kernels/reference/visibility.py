@@ -61,7 +61,8 @@ class Visibility:
             highest = bias.cummax(-1).values  # of the keys that the first query to see j sees
         else:
             highest = bias.amax(-1, keepdim=True)
-        return (bias > highest - HIDDEN_BELOW) & (bias > -torch.inf)
+        # Not ">": beside a row maximum of -finfo.max the 3e4 is lost, and all such keys are seen.
+        return (bias >= highest - HIDDEN_BELOW) & (bias > -torch.inf)
 
     def _past(self, mask: torch.Tensor) -> torch.Tensor:
         return mask.expand(*mask.shape[:-1], self.nk).tril()

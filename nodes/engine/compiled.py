@@ -47,10 +47,11 @@ class CompiledCalls:
 
     def mark(self, layer: str, precision: str, backend: str, reason: str, fallback: bool) -> None:
         """Called while dynamo traces; all arguments are constants of the trace."""
-        setattr(self, "\t".join((layer, precision, backend, reason, "x" if fallback else "")), True)
+        name = "\t".join((layer, precision, backend, reason, "x" if fallback else ""))
+        setattr(self, name.replace(".", "\n"), True)  # dynamo takes a dot for nesting
 
     def take(self) -> list[tuple[str, str, str, str, bool]]:
         """Arguments of the marks since the last call, each once, in order of the first."""
-        marks = [name.split("\t") for name in vars(self)]
+        marks = [name.replace("\n", ".").split("\t") for name in vars(self)]
         vars(self).clear()
         return [(*description, bool(fallback)) for *description, fallback in marks]

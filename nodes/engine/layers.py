@@ -16,19 +16,17 @@ from typing import Any
 import torch
 
 from .families import Block, LayerCall
-from .layout import Layout, describe_model
+from .layout import Layout
 
-__all__ = ["STATE_KEY", "BlockState", "LayerCall", "LayerTracker", "Layout", "describe_model"]
+__all__ = ["STATE_KEY", "BlockState", "ForwardState", "LayerCall", "LayerTracker"]
 
 # Where transformer_options carry what this module knows: a BlockState within a hooked block, a
 # ForwardState elsewhere. The only key that this module adds.
 STATE_KEY = "sageattention3"
 
-_OTHER = "other"  # a call that the layout does not foresee, made by another node's patch
-
 
 class BlockState:
-    """One run of one block, carried in that block's own copy of transformer_options.
+    """One run of one hooked block, carried in that block's own copy of transformer_options.
 
     ``decision`` is what ``decide`` answered for the block. Traced code that reads only ``decision``
     and :meth:`position` compiles once for all blocks that share a decision: torch.compile guards on
@@ -59,53 +57,45 @@ class BlockState:
 class ForwardState:
     """Counts of one forward pass, for the calls made outside hooked blocks."""
 
-    def __init__(self, layout: Layout, conditions: frozenset[str]):
-        self.layout = layout
-        self.conditions = conditions
-        self.order = [
-            (block, layer) for block in layout.order for layer in block.layers_given(conditions)
-        ]
-        self.start = 0  # in `order`: after the hooked block that ran last
-        self.calls = 0  # outside hooked blocks, since then
-        self.in_block: dict[Block, int] = {}
+    def __init__(self, known: bool, blocks: list[tuple[Block, tuple[LayerCall, ...]]]):
+        self.known = known
+        # All in plain containers: traced code reads them, and torch.compile can't enter the lock
+        # that cached_property takes.
+        self.order = [layer for _, layers in blocks for layer in layers]
+        self.keyed = {block.key: layers for block, layers in blocks if block.key}
+        self.in_block = dict.fromkeys(self.keyed, 0)
+        self.expect(0, len(self.order), repeats=False)
 
-    def leave(self, block: Block) -> None:
-        """A hooked block is done."""
-        last = max(i for i, (other, _) in enumerate(self.order) if other is block)
-        self.start, self.calls = last + 1, 0
+    def expect(self, start: int, stop: int, repeats: bool) -> None:
+        """Calls outside hooked blocks are order[start:stop] from here on, over again if repeats."""
+        self.start, self.stop, self.repeats = start, stop, repeats
+        self.calls = 0
 
     def identify(self, options: dict, q_len: int, kv_len: int) -> LayerCall:
-        block = self.layout.keyed.get(_host_key(options)) if not self.start else None
-        layer = self._keyed(block, options) if block else self._counted()
-        # Training may call this again in a recompute, where keys and counts are wrong. Lengths are
-        # the same then, so what depends on the role alone stays as the forward pass decided it.
-        if not layer.role or torch.is_grad_enabled():
-            layer = layer._replace(role="self" if q_len == kv_len else "cross")
-        return layer._replace(stable=False)
+        # Once hooks have run, keys are no use: calls beside the hooked blocks see stale ones.
+        key = _host_key(options) if self.start == 0 else None
+        layer = self._keyed(key, options) if key in self.keyed else self._counted()
+        if layer is None:
+            return _stranger("other", q_len, kv_len)
+        if not self.known:
+            return _stranger(layer.id, q_len, kv_len)
+        return LayerCall(layer.id, layer.role, False)
 
-    def _keyed(self, block: Block, options: dict) -> LayerCall:
-        replaced = _replaced_roles(options)
-        layers = [x for x in block.layers_given(self.conditions) if x.role not in replaced]
-        n = self.in_block.get(block, 0)
-        self.in_block[block] = n + 1
-        return layers[n % len(layers)] if layers else LayerCall(_OTHER, "", False)
+    def _keyed(self, key: tuple, options: dict) -> LayerCall | None:
+        replaced = _replaced_roles(options, key)
+        layers = [layer for layer in self.keyed[key] if layer.role not in replaced]
+        n = self.in_block[key]
+        self.in_block[key] = n + 1
+        return layers[n % len(layers)] if layers else None
 
-    def _counted(self) -> LayerCall:
+    def _counted(self) -> LayerCall | None:
         n = self.calls
         self.calls += 1
-        if not self.layout.known:
+        if not self.known:
             return LayerCall(f"call.{n}", "", False)
-        if not self.start:
-            run = self.order
-        else:
-            run = []
-            for block, layer in self.order[self.start :]:
-                if block.hook:
-                    break
-                run.append((block, layer))
-            if run and run[0][0].repeats:
-                n %= len(run)
-        return run[n][1] if n < len(run) else LayerCall(_OTHER, "", False)
+        if self.repeats:
+            n %= self.stop - self.start
+        return self.order[self.start + n] if self.start + n < self.stop else None
 
 
 class LayerTracker:
@@ -133,36 +123,56 @@ class LayerTracker:
         are not None): some calls happen only with ``ref_latents`` or ``audio_embed``.
         decide: asked once per hooked block for :attr:`BlockState.decision`.
         """
-        state = ForwardState(self.layout, frozenset(conditions))
-        options = dict(transformer_options)
-        options[STATE_KEY] = state
-        hooked = [block for block in self.layout.order if block.hook]
-        if hooked:
-            replace = dict(options.get("patches_replace", {}))
-            dit = dict(replace.get("dit", {}))
-            for block in hooked:
-                layers = block.layers_given(state.conditions)
+        given = frozenset(conditions)
+        blocks = [(block, block.layers_given(given)) for block in self.layout.order]
+        state = ForwardState(self.layout.known, blocks)
+        options = {**transformer_options, STATE_KEY: state}
+        replace = options.get("patches_replace", {})
+        dit = dict(replace.get("dit", {}))
+
+        # From the last block to the first, so that the calls between a hooked block and the next
+        # one are known when the former is hooked.
+        start = stop = len(state.order)
+        repeats = False
+        for block, layers in reversed(blocks):
+            if _takes_hook(block, dit):
                 decision = decide(layers) if decide else None
-                dit[block.hook] = _hook(block, layers, decision, state, dit.get(block.hook))
-            replace["dit"] = dit
-            options["patches_replace"] = replace
+                leave = (start, stop, repeats)
+                dit[block.hook] = _hook(layers, decision, state, leave, dit.get(block.hook))
+                stop = start - len(layers)
+            start -= len(layers)
+            repeats = block.repeats
+        if dit:
+            options["patches_replace"] = {**replace, "dit": dit}
         return options
 
     def identify(self, transformer_options: dict, q_len: int, kv_len: int) -> LayerCall:
-        """Name the call that came with ``transformer_options``. Counts: ask once per call."""
+        """Name the call that came with ``transformer_options``. Counts: ask once per call.
+
+        A call that the layout does not foresee (another node's patch made it) is ``other``.
+        """
         state = transformer_options.get(STATE_KEY)
         if isinstance(state, BlockState):
             return state.layers[state.position(q_len, kv_len)]
         if state is None:  # not from a forward that begin_forward opened
-            return LayerCall(_OTHER, "self" if q_len == kv_len else "cross", False)
+            return _stranger("other", q_len, kv_len)
         return state.identify(transformer_options, q_len, kv_len)
 
 
+def _takes_hook(block: Block, replaced: dict) -> bool:
+    if block.hook is None:
+        return False
+    # The host runs hooked blocks of some families under torch.utils.checkpoint. Where nothing else
+    # hooks them already that is only worth it for training: counting is as good while sampling, and
+    # torch.compile allows no side effect under a checkpoint.
+    return not block.hook_checkpoints or block.hook in replaced or torch.is_grad_enabled()
+
+
 def _hook(
-    block: Block,
     layers: tuple[LayerCall, ...],
     decision: Hashable,
     forward: ForwardState,
+    leave: tuple[int, int, bool],
     previous: Callable | None,
 ) -> Callable[[dict, dict], Any]:
     def run_block(args: dict, extra: dict) -> Any:
@@ -171,10 +181,15 @@ def _hook(
             options = {**options, STATE_KEY: BlockState(layers, decision)}
             args = {**args, "transformer_options": options}
         out = previous(args, extra) if previous else extra["original_block"](args)
-        forward.leave(block)
+        forward.expect(*leave)
         return out
 
     return run_block
+
+
+def _stranger(name: str, q_len: int, kv_len: int) -> LayerCall:
+    """A call of which only the lengths tell what it may be."""
+    return LayerCall(name, "self" if q_len == kv_len else "cross", False)
 
 
 def _host_key(options: dict) -> tuple | None:
@@ -185,14 +200,13 @@ def _host_key(options: dict) -> tuple | None:
     return None
 
 
-def _replaced_roles(options: dict) -> frozenset[str]:
+def _replaced_roles(options: dict, key: tuple) -> set[str]:
     """Roles of a UNet block that another node computes itself (PAG, IPAdapter): no call comes."""
     replace = options.get("patches_replace", {})
     roles = set()
     for name, role in (("attn1", "self"), ("attn2", "cross")):
-        functions = replace.get(name)
-        if functions and "block" in options:
-            number = tuple(options["block"])
-            if number in functions or (*number, options.get("block_index", 0)) in functions:
-                roles |= {role, f"time_{role}"}
-    return frozenset(roles)
+        functions = replace.get(name, {})
+        # As in the host: a function may stand for one transformer or for all of a block.
+        if key in functions or key[:2] in functions:
+            roles |= {role, f"time_{role}"}
+    return roles

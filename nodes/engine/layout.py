@@ -39,14 +39,8 @@ class Layout:
         """Every layer id, in execution order. Empty if the family is unknown."""
         return tuple(layer.id for block in self.all_blocks for layer in block.layers)
 
-    @cached_property
-    def roles(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(role for block in self.all_blocks for role in block.roles))
-
-    @cached_property
-    def keyed(self) -> dict[tuple, Block]:
-        """The host's block key -> block."""
-        return {block.key: block for block in self.all_blocks if block.key}
+    def has(self, layer_id: str) -> bool:
+        return layer_id in self.layer_ids if self.known else layer_id.startswith("call.")
 
     def summary(self) -> str:
         """The stacks in words, for messages: ``double.0-18, single.0-37``."""
@@ -63,6 +57,7 @@ class Layout:
 
 def describe_model(diffusion_model: object) -> Layout:
     """The layout of ``diffusion_model``, the module that the host calls once per forward pass."""
+    diffusion_model = getattr(diffusion_model, "_orig_mod", diffusion_model)  # of torch.compile
     family = _family(diffusion_model)
     if family is None:
         return Layout(f"unknown ({type(diffusion_model).__name__})", known=False)

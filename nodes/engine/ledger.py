@@ -60,6 +60,10 @@ class Run:
                 most[entry.layer, entry.step] = entry
         return most
 
+    def rows(self) -> list[dict]:
+        """Every entry and its number of calls, as plain values for other programs."""
+        return [{**entry._asdict(), "calls": calls} for entry, calls in self.counts.items()]
+
     def wanted_but_never_quantised(self) -> bool:
         """True where a creator believes in a patch that did nothing."""
         entries = (*self.counts, *self.compiled)

@@ -165,7 +165,7 @@ def _forward_wrapper(session: Session) -> Callable:
 def _name(override: Callable | None) -> str:
     """Where a foreign override comes from, for a message: ``module.function``."""
     if override is None:
-        return "none"
+        return "it was removed"
     return f"{getattr(override, '__module__', '?')}.{getattr(override, '__qualname__', override)}"
 
 

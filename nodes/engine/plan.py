@@ -1,5 +1,6 @@
 """The plan: which precision each layer should run in, and when the host should rather compute."""
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ from .families import LayerCall
 from .layout import Layout
 from .profile import Profile, ProfileError
 from .selector import parse_selector
+
+log = logging.getLogger("sageattention3")
 
 FP16 = ("fp16",)
 CROSS_ATTENTION = ("fp16", "same")
@@ -63,10 +66,9 @@ class Plan:
     emulation: bool = False
     preset: str = CUSTOM
     edge_layers: frozenset[str] = frozenset()  # those of fp16_layers that the preset put there
-    # precision -> layers that a profile measured as too inaccurate at it
-    inaccurate: Mapping[str, frozenset[str]] = field(
-        default_factory=lambda: MappingProxyType({}), hash=False
-    )
+    # precision -> layers that a profile measured as too inaccurate at it; a plain dict, since
+    # torch.compile breaks its graph at a MappingProxyType
+    inaccurate: Mapping[str, frozenset[str]] = field(default_factory=dict, hash=False)
 
     @property
     def per_layer(self) -> bool:
@@ -124,7 +126,7 @@ def make_plan(
     else:
         raise PlanError(f"unknown preset `{preset}`: choose {', '.join([*PRESETS, CUSTOM])}")
     _check(recipe, cross_attention, min_tokens)
-    edges = _edge_layers(layout, recipe.edge_blocks)
+    edges = _edge_layers(layout, recipe.edge_blocks, preset)
     chosen = parse_selector(fp16_layers).resolve(layout)
     return Plan(
         precisions=recipe.precisions,
@@ -160,11 +162,16 @@ def _check(recipe: Recipe, cross_attention: str, min_tokens: int) -> None:
         raise PlanError(f"min_tokens is {min_tokens}: it must be 0 or more")
 
 
-def _edge_layers(layout: Layout, count: int) -> frozenset[str]:
-    if not layout.known:
-        # Where a model ends is not known beforehand; its first call is, but keeping one end only
-        # would be half a preset that looks whole.
-        return frozenset()
+def _edge_layers(layout: Layout, count: int, preset: str) -> frozenset[str]:
+    if count and not layout.known:
+        # The first call could be kept, but half a preset would pass for the whole one.
+        log.warning(
+            "preset %s keeps the first and last %d block(s) in fp16, but the architecture is %s "
+            "and where it ends is not known: no layer is kept. Name layers in fp16_layers instead",
+            preset,
+            count,
+            layout.family,
+        )
     blocks = {*layout.blocks[:count], *layout.blocks[len(layout.blocks) - count :]}
     return frozenset(layer.id for block in blocks for layer in block.layers)
 
@@ -173,12 +180,12 @@ def _inaccurate(
     layout: Layout, profile: Profile | None, precisions: tuple[str, ...]
 ) -> Mapping[str, frozenset[str]]:
     if profile is None:
-        return MappingProxyType({})
-    strangers = profile.layers - set(layout.layer_ids)
+        return {}
+    strangers = {layer for layer in profile.layers if not layout.has(layer)}
     if strangers:
         raise ProfileError(
             f"the profile measures layers that this model lacks ({', '.join(sorted(strangers)[:3])}"
             f"{' ...' if len(strangers) > 3 else ''}); the model has {layout.summary()}. "
             "Calibrate again on this model"
         )
-    return MappingProxyType({p: profile.exceptions(p) for p in precisions if p != "fp16"})
+    return {p: profile.exceptions(p) for p in precisions if p != "fp16"}

@@ -47,7 +47,7 @@ def fingerprint(model: object) -> Fingerprint:
     shapes = "\n".join(f"{name} {tuple(state[name].shape)}" for name in sorted(state))
     # Matrices, since many models share their norms' ones and zeros; evenly spread over the model.
     names = [n for n in sorted(state) if state[n].ndim > 1 and state[n].is_floating_point()]
-    names = names[:: max(1, len(names) // _SAMPLED_WEIGHTS)]
+    names = names[:: max(1, len(names) // _SAMPLED_WEIGHTS)][:_SAMPLED_WEIGHTS]
     samples = []
     for name in names:
         backup = model.backup.get(f"diffusion_model.{name}")

@@ -4,8 +4,9 @@ Samplers call the model once, twice or three times per step, start in the middle
 share one schedule between two models; the sigma is right in all of these.
 """
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class SigmaWindow(NamedTuple):
@@ -18,14 +19,25 @@ class SigmaWindow(NamedTuple):
         return self.last <= sigma <= self.first
 
 
+def sigma_window(model_sampling: Any, start_percent: float, end_percent: float) -> SigmaWindow:
+    """The window from ``start_percent`` to ``end_percent`` on the host's schedule of a model.
+
+    0 and 1 stand for no limit: a sampler may start above the schedule's first sigma.
+    """
+    return SigmaWindow(
+        float(model_sampling.percent_to_sigma(start_percent)) if start_percent > 0 else math.inf,
+        float(model_sampling.percent_to_sigma(end_percent)) if end_percent < 1 else -math.inf,
+    )
+
+
 def step_of(sigma: float, schedule: Sequence[float]) -> int:
     """0-based step of ``schedule`` (steps + 1 sigmas, rising or falling) that ``sigma`` lies in.
 
     A sigma of the schedule belongs to the step that starts there, one between two of them to the
     step from the first to the second; the last sigma and whatever lies outside, to the nearest.
     """
-    last_step = max(len(schedule) - 2, 0)
-    if not schedule:
+    last_step = len(schedule) - 2
+    if last_step <= 0:
         return 0
     nearest = min(range(len(schedule)), key=lambda i: abs(schedule[i] - sigma))
     if abs(schedule[nearest] - sigma) <= 1e-4 * abs(sigma):  # rounding of the host's casts

@@ -169,7 +169,10 @@ def _parse_part(part: str) -> _Edge | _Path:
     stack = words.pop(0) if _NAME.fullmatch(words[0]) or words[0] == "*" else ""
     role = words.pop() if words and _NAME.fullmatch(words[-1]) else ""
     if not words and stack != "*":
-        raise SelectorError(f"`{part}` lacks a block number: write `{stack}.*` for all of a stack")
+        raise SelectorError(
+            f"`{part}` is not enough: write `{stack}.*` for a whole stack, `*.{stack}` for a role, "
+            "or `first 2`, `last 3`"
+        )
     return _Path(stack, tuple(_parse_span(word, part) for word in words), role)
 
 

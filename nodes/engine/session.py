@@ -19,7 +19,7 @@ from .layers import STATE_KEY, BlockState, LayerCall, LayerTracker
 from .layout import Layout
 from .ledger import HOST, Ledger
 from .plan import Plan
-from .schedule import SigmaWindow, step_of
+from .schedule import SigmaWindow, sigma_window, step_of
 from .summary import describe_run
 
 log = logging.getLogger("sageattention3")
@@ -72,10 +72,17 @@ class Session:
         self._classes = LayerClasses(layout, plan)
         self._window: SigmaWindow | None = None
 
+    @property
+    def expected_layers(self) -> list[str]:
+        """Ids of the layers that every forward pass calls, whatever its inputs."""
+        blocks = self.layout.all_blocks
+        return [layer.id for block in blocks for layer in block.layers_given(frozenset())]
+
     # --- once per sampling run -------------------------------------------------------------------
 
     def begin_run(self) -> None:
-        self._forget_run()
+        self.broken.clear()
+        self._window = None
         self.ledger.begin_run()
 
     def end_run(self) -> None:
@@ -85,10 +92,6 @@ class Session:
             return
         level = logging.WARNING if run.wanted_but_never_quantised() else logging.INFO
         log.log(level, "%s: %s", run.title, describe_run(run))
-
-    def _forget_run(self) -> None:
-        self.broken.clear()
-        self._window = None
 
     # --- once per forward pass -------------------------------------------------------------------
 
@@ -101,10 +104,8 @@ class Session:
         inputs that are given.
         """
         if self._window is None:
-            self._window = SigmaWindow(
-                float(model_sampling.percent_to_sigma(self.plan.start_percent)),
-                float(model_sampling.percent_to_sigma(self.plan.end_percent)),
-            )
+            plan = self.plan
+            self._window = sigma_window(model_sampling, plan.start_percent, plan.end_percent)
         self.ledger.begin_forward(*_position(sigma, options))
         options = self.tracker.begin_forward(options, conditions, self._classes.of_block)
         options[self.key] = self._window.contains(sigma)
@@ -141,13 +142,11 @@ class Session:
         trainable = torch.is_grad_enabled() and (
             call.q.requires_grad or call.k.requires_grad or call.v.requires_grad
         )
-        if trainable and not layer.stable:
-            # Checkpointing calls again, in another order: only what the call itself shows is sure.
-            if self.plan.per_layer:
-                return Choice.host(
-                    "the plan treats layers differently, and training cannot tell this one for sure"
-                )
-            layer = SELF if call.q_len == call.kv_len else CROSS
+        if trainable and not layer.stable and self.plan.per_layer:
+            # Checkpointing calls again, in another order, and must find the same answer.
+            return Choice.host(
+                "the plan treats layers differently, and training cannot tell this one for sure"
+            )
         wanted = self.plan.wanted(layer, in_window, call.q_len, call.kv_len)
         if wanted.precisions[0] == "fp16":
             return Choice.host(wanted.reason, fallback=False)

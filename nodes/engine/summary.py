@@ -12,7 +12,7 @@ LAYERS_WIDTH = 40  # characters of the table's first column before it wraps
 def describe_runs(runs: Sequence[Run], layer_ids: Sequence[str] = ()) -> str:
     """The report of ``runs``: for each a sentence, the table and the notes.
 
-    layer_ids: every layer the model is known to have, to tell which were never called.
+    layer_ids: every layer that each forward pass should call, to tell which were never called.
     """
     if not runs:
         return "No sampling run yet: connect this node's samples to a sampler that uses this model."
@@ -20,10 +20,10 @@ def describe_runs(runs: Sequence[Run], layer_ids: Sequence[str] = ()) -> str:
     for number, run in enumerate(runs, start=1):
         prefix = f"Run {number} of {len(runs)}: " if len(runs) > 1 else ""
         lines = [prefix + describe_run(run), _heading(run)]
-        lines += _table(run.counts)
+        lines += _table(run.counts, run.steps)
         if run.compiled:
             lines += ["", "In code compiled by torch.compile (calls are not counted there):"]
-            lines += _table(dict.fromkeys(run.compiled, 0))
+            lines += _table(dict.fromkeys(run.compiled, 0), run.steps)
         lines += _remarks(run, layer_ids)
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
@@ -120,10 +120,10 @@ def _remarks(run: Run, layer_ids: Sequence[str]) -> list[str]:
     return ["", *(f"Note: {remark}" for remark in remarks)] if remarks else []
 
 
-def _table(counts: Mapping[Entry, int]) -> list[str]:
+def _table(counts: Mapping[Entry, int], steps: int) -> list[str]:
     """Aligned rows, one per group of layers with one outcome, in order of first call.
 
-    A count of 0 stands for calls that nobody could count.
+    A count of 0 stands for calls that nobody could count; ``steps`` of 0 for training.
     """
     groups: dict[tuple, list[tuple[Entry, int]]] = {}
     for entry, calls in counts.items():
@@ -136,9 +136,9 @@ def _table(counts: Mapping[Entry, int]) -> list[str]:
     for (_, _, precision, backend, reason), members in groups.items():
         layers = ", ".join(_ranges(entry.layer for entry, _ in members))
         total = sum(calls for _, calls in members)
-        steps = ", ".join(_spans(entry.step + 1 for entry, _ in members))
+        spans = ", ".join(_spans(entry.step + 1 for entry, _ in members)) if steps else "-"
         first, *others = wrap(layers, LAYERS_WIDTH, break_long_words=False)
-        rows.append((first, precision, backend, f"{total:,}" if total else "-", steps, reason))
+        rows.append((first, precision, backend, f"{total:,}" if total else "-", spans, reason))
         rows += [(other, "", "", "", "", "") for other in others]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []

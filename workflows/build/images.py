@@ -1,10 +1,11 @@
-"""The image workflows: one function each, in the order in which its nodes run."""
+"""The image workflows: one function each, its docstring being the title."""
 
 from .parts import CLIP_L, HUB, QWEN, T5, model, patch, prompt, report, save_image
 from .sheet import GREEN, Sheet
 
 
 def flux_dev(sheet: Sheet) -> None:
+    """FLUX.1 dev, text to image"""
     sheet.column(330)
     with sheet.group("Models"):
         unet = sheet.add(
@@ -59,10 +60,11 @@ def flux_dev(sheet: Sheet) -> None:
             scheduler="simple",
         )
     seen = report(sheet, sampled["LATENT"], patched)
-    save_image(sheet, seen["LATENT"], vae["VAE"], "flux_sageattention3")
+    save_image(sheet, seen["samples"], vae["VAE"], "flux_sageattention3")
 
 
 def sd3_5_large(sheet: Sheet) -> None:
+    """SD 3.5 Large, text to image"""
     sheet.column(330)
     with sheet.group("Models"):
         checkpoint = sheet.add(
@@ -106,10 +108,11 @@ def sd3_5_large(sheet: Sheet) -> None:
             scheduler="sgm_uniform",
         )
     seen = report(sheet, sampled["LATENT"], patched)
-    save_image(sheet, seen["LATENT"], checkpoint["VAE"], "sd3_5_sageattention3")
+    save_image(sheet, seen["samples"], checkpoint["VAE"], "sd3_5_sageattention3")
 
 
 def qwen_image(sheet: Sheet) -> None:
+    """Qwen-Image, text to image"""
     sheet.column(330)
     with sheet.group("Models"):
         unet = sheet.add(
@@ -165,4 +168,4 @@ def qwen_image(sheet: Sheet) -> None:
             scheduler="simple",
         )
     seen = report(sheet, sampled["LATENT"], patched)
-    save_image(sheet, seen["LATENT"], vae["VAE"], "qwen_image_sageattention3")
+    save_image(sheet, seen["samples"], vae["VAE"], "qwen_image_sageattention3")

@@ -36,10 +36,10 @@ def patch(sheet: Sheet, source: Output, preset: str, advice: str) -> Node:
 
 def report(sheet: Sheet, samples: Output, patched: Node) -> Node:
     """The column that this pack adds after the sampler."""
-    sheet.column(380)
+    sheet.column(560)
     with sheet.group("What ran", ORANGE):
         return sheet.add(
-            "SageAttention3Report", samples=samples, model=patched["MODEL"], min_height=460
+            "SageAttention3Report", samples=samples, model=patched["MODEL"], min_height=520
         )
 
 

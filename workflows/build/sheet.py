@@ -88,6 +88,7 @@ class Sheet:
         self._place(
             {
                 "type": "MarkdownNote",
+                "title": "Advice",
                 "inputs": [],
                 "outputs": [],
                 "properties": {},

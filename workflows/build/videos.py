@@ -1,4 +1,4 @@
-"""The video workflows: one function each, in the order in which its nodes run."""
+"""The video workflows: one function each, its docstring being the title."""
 
 from .parts import CLIP_L, HUB, HUNYUAN, T5, WAN, model, patch, prompt, report, save_video
 from .sheet import GREEN, PURPLE, Node, Output, Sheet
@@ -12,6 +12,7 @@ WAN_NEGATIVE = (
 
 
 def hunyuan_video(sheet: Sheet) -> None:
+    """HunyuanVideo, text to video"""
     sheet.column(330)
     with sheet.group("Models"):
         unet = sheet.add(
@@ -79,7 +80,7 @@ def hunyuan_video(sheet: Sheet) -> None:
     with sheet.group("Video", PURPLE):
         frames = sheet.add(
             "VAEDecodeTiled",
-            samples=seen["LATENT"],
+            samples=seen["samples"],
             vae=vae["VAE"],
             tile_size=256,
             overlap=64,
@@ -111,11 +112,12 @@ def wan_sampling(
     seen = report(sheet, sampled["LATENT"], patched)
     sheet.column(400)
     with sheet.group("Video", PURPLE):
-        frames = sheet.add("VAEDecode", samples=seen["LATENT"], vae=vae)
+        frames = sheet.add("VAEDecode", samples=seen["samples"], vae=vae)
         save_video(sheet, frames["IMAGE"], 16, "wan_sageattention3")
 
 
 def wan2_1_t2v(sheet: Sheet) -> None:
+    """Wan 2.1, text to video"""
     sheet.column(330)
     with sheet.group("Models"):
         unet = sheet.add(
@@ -158,6 +160,7 @@ def wan2_1_t2v(sheet: Sheet) -> None:
 
 
 def wan2_1_i2v(sheet: Sheet) -> None:
+    """Wan 2.1, image to video"""
     sheet.column(330)
     with sheet.group("Models"):
         unet = sheet.add(
@@ -214,6 +217,7 @@ def wan2_1_i2v(sheet: Sheet) -> None:
 
 
 def ltxv(sheet: Sheet) -> None:
+    """LTX-Video, text to video"""
     sheet.column(330)
     with sheet.group("Models"):
         checkpoint = sheet.add(
@@ -277,5 +281,5 @@ def ltxv(sheet: Sheet) -> None:
     seen = report(sheet, sampled["output"], patched)
     sheet.column(400)
     with sheet.group("Video", PURPLE):
-        frames = sheet.add("VAEDecode", samples=seen["LATENT"], vae=checkpoint["VAE"])
+        frames = sheet.add("VAEDecode", samples=seen["samples"], vae=checkpoint["VAE"])
         save_video(sheet, frames["IMAGE"], 25, "ltxv_sageattention3")

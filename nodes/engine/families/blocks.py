@@ -36,6 +36,7 @@ class Block:
     roles: tuple[str, ...]
     named_roles: bool  # layer ids end in the role
     hook: tuple[str, int] | None = None  # its key in patches_replace["dit"], if the host has one
+    hook_checkpoints: bool = False  # hooked, the host runs it under torch.utils.checkpoint
     key: tuple | None = None  # how the host's own block keys name it, where it sets them
     main: bool = True  # False: beside the main stacks (refiners, side networks)
     repeats: bool = False  # may run several times in a row, a number the layout can't know
@@ -72,6 +73,7 @@ class Stack:
     modules: str  # where the list is: attributes of the diffusion model, dotted
     roles: Roles = JOINT  # of every block, or a function of the block's module
     hook: str | None = None  # kind of its blocks in patches_replace["dit"]
+    hook_checkpoints: bool = False
     key: str | None = None  # host's block_type where that is not the hook's kind
     main: bool = True
     repeats: bool = False
@@ -89,6 +91,7 @@ class Stack:
                 or len(self.roles) > 1
                 or self.roles[0] in CROSS_ROLES,
                 hook=(self.hook, i) if self.hook else None,
+                hook_checkpoints=self.hook_checkpoints,
                 key=(kind, i) if kind else None,
                 main=self.main,
                 repeats=self.repeats,

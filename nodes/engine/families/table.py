@@ -58,7 +58,9 @@ FAMILIES = (
     Family(
         "sd3",
         ("modules.diffusionmodules.mmdit.MMDiT",),
-        in_order(Stack("block", "joint_blocks", _sd3_roles, hook="double_block")),
+        in_order(
+            Stack("block", "joint_blocks", _sd3_roles, hook="double_block", hook_checkpoints=True)
+        ),
     ),
     Family(
         "aura_flow",

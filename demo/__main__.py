@@ -1,0 +1,38 @@
+"""The tools behind install.py, run in its environment: ``prepare [--browser]`` and ``demo``."""
+
+import argparse
+import importlib
+import importlib.util
+import sys
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="demo")
+    commands = parser.add_subparsers(dest="command", required=True)
+    prepare = commands.add_parser("prepare", help="unpack the ComfyUI host")
+    prepare.add_argument("--browser", action="store_true", help="and get a browser and its driver")
+    commands.add_parser("demo", help="run the shipped workflows on tiny models")
+    arguments = parser.parse_args()
+
+    # Python puts this folder first, where its modules would shadow ComfyUI's of the same names.
+    folder = sys.path.pop(0)
+    spec = importlib.util.spec_from_file_location("sageattention3_loader", f"{folder}/pack.py")
+    loader = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loader)
+    loader.load_pack()
+
+    host = importlib.import_module("sageattention3.demo.host")
+    try:
+        host.prepare()
+        if arguments.command == "demo":
+            return importlib.import_module("sageattention3.demo.run").main()
+        if arguments.browser:
+            importlib.import_module("sageattention3.demo.browser").prepare()
+    except host.HostError as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

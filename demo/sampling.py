@@ -1,0 +1,148 @@
+"""Runs tiny models in this process through the host's own code: one forward pass, or a sampler.
+
+Tests use it where a server would only be slower. Call ``host.import_comfy`` first.
+"""
+
+from typing import Any
+
+import torch
+
+from ..nodes.engine.ledger import Run
+from ..nodes.engine.override import find_session
+from ..nodes.patch import SageAttention3Patch
+from . import tiny
+from .families import FAMILIES, TEXT_TOKENS
+
+# Every call quantised, on any machine: what tiny models need, and tests vary.
+EVERYTHING = {
+    "preset": "custom",
+    "precision": "int8",
+    "fp16_layers": "",
+    "start_percent": 0.0,
+    "end_percent": 1.0,
+    "cross_attention": "same",
+    "min_tokens": 0,
+    "emulation": True,
+    "enabled": True,
+}
+
+
+def patched(model: Any, **settings: Any) -> Any:
+    """``model`` as the patch node returns it; ``settings`` over ``EVERYTHING``."""
+    (model,) = SageAttention3Patch().patch(model, **{**EVERYTHING, **settings})
+    return model
+
+
+def last_run(model: Any) -> Run:
+    """What the last run of a patched model did."""
+    return find_session(model).ledger.runs[-1]
+
+
+def forward(model: Any, family: str, sigma: float = 0.5, **options: Any) -> torch.Tensor:
+    """One pass of ``model`` (ModelPatcher) over the family's inputs, as the sampler would call it.
+
+    options: further transformer_options. The sampler's callbacks (pre-run, clean-up) stay uncalled.
+    """
+    from comfy.patcher_extension import merge_nested_dicts
+
+    x, conditions = tiny.inputs(family)
+    t = torch.full((x.shape[0],), sigma)
+    merged = merge_nested_dicts({}, model.model_options.get("transformer_options", {}))
+    merged["wrappers"] = merge_nested_dicts(merged.get("wrappers", {}), model.wrappers)
+    merged |= {"sigmas": t, "cond_or_uncond": [0], **options}
+    with torch.inference_mode():
+        return model.model.apply_model(x, t, transformer_options=merged, **conditions)
+
+
+def conditioning(family: str, seed: int = 1) -> list:
+    """CONDITIONING as the family's text encoder would give it."""
+    text = FAMILIES[family].text
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randn(1, TEXT_TOKENS, text.channels, generator=generator)
+    extra: dict[str, Any] = {}
+    if text.pooled:
+        extra["pooled_output"] = torch.randn(1, text.pooled, generator=generator)
+    if text.masked:
+        extra["attention_mask"] = tiny.text_mask(TEXT_TOKENS)
+    return [[tokens, extra]]
+
+
+def sample(
+    model: Any,
+    family: str,
+    *,
+    steps: int = 2,
+    cfg: float = 1.0,
+    sampler: str = "euler",
+    seed: int = 0,
+    latent: tuple[int, ...] = (),
+    positive: list | None = None,
+    **settings: Any,
+) -> torch.Tensor:
+    """The host's sampler on an empty latent.
+
+    latent: shape without batch, the family's own if empty. positive: conditioning, the family's
+    own if None. settings: those of comfy.sample.sample.
+    """
+    import comfy.sample
+
+    shape = (1, *(latent or FAMILIES[family].latent))
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    with torch.inference_mode():
+        return comfy.sample.sample(
+            model,
+            noise,
+            steps,
+            cfg,
+            sampler,
+            "simple",
+            positive or conditioning(family, 1),
+            conditioning(family, 2),
+            torch.zeros(shape),
+            disable_pbar=True,
+            **settings,
+        )
+
+
+def train(
+    model: Any,
+    family: str,
+    *,
+    steps: int = 2,
+    dtype: str = "bf16",
+    gradient_checkpointing: bool = True,
+    seed: int = 0,
+) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """The host's LoRA training node on two random latents. Returns the LoRA and the losses.
+
+    Two, since host 0.3.75 fails on a single latent.
+    """
+    from comfy_extras.nodes_train import TrainLoraNode
+
+    generator = torch.Generator().manual_seed(seed)
+    shape = (1, *FAMILIES[family].latent)
+    settings = {
+        "batch_size": 1,
+        "grad_accumulation_steps": 1,
+        "steps": steps,
+        "learning_rate": 1e-3,
+        "rank": 4,
+        "optimizer": "SGD",
+        "loss_function": "MSE",
+        "seed": seed,
+        "training_dtype": dtype,
+        "lora_dtype": "fp32",
+        "algorithm": "LoRA",
+        "gradient_checkpointing": gradient_checkpointing,
+        "existing_lora": "[None]",
+    }
+    torch.manual_seed(seed)  # the node draws its noise levels from the global generator
+    with torch.inference_mode():
+        result = TrainLoraNode.execute(
+            model=[model],
+            latents=[{"samples": torch.randn(shape, generator=generator)} for _ in range(2)],
+            positive=[conditioning(family)],
+            **{name: [value] for name, value in settings.items()},
+        )
+    _, lora, losses, _ = result.args
+    return lora, losses["loss"]

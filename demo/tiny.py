@@ -1,0 +1,102 @@
+"""Builds the tiny models of ``families``: as files that the host loads, or in process.
+
+Both are the same model: seeded random weights at the scale of a freshly initialised network, so
+that attention is neither uniform nor one-hot. Imports ComfyUI; call ``host.import_comfy`` first.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .families import FAMILIES, FRAMES_AS_BATCH, TEXT_TOKENS, Family
+from .host import MODELS
+
+SEED = 0
+
+
+def model(name: str, seed: int = SEED) -> Any:
+    """A ModelPatcher of the family's real host model class, on the CPU, FP32."""
+    import comfy.model_management
+    import comfy.model_patcher
+
+    return comfy.model_patcher.ModelPatcher(
+        _build(FAMILIES[name], seed),
+        load_device=comfy.model_management.get_torch_device(),
+        offload_device=comfy.model_management.unet_offload_device(),
+    )
+
+
+def checkpoint(name: str) -> Path:
+    """The family's file among the demo host's diffusion models; made on first use."""
+    from safetensors.torch import save_file
+
+    family = FAMILIES[name]
+    path = MODELS / family.file_name
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        weights = {
+            key: value.contiguous()
+            for key, value in _build(family, SEED).diffusion_model.state_dict().items()
+            if value.numel()
+        }
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        save_file(weights, partial, metadata=family.metadata or None)
+        os.replace(partial, path)
+    return path
+
+
+def inputs(name: str, seed: int = SEED) -> tuple[torch.Tensor, dict[str, Any]]:
+    """A random latent x and the keyword arguments of ``model(name).model.apply_model(x, t)``."""
+    family = FAMILIES[name]
+    generator = torch.Generator().manual_seed(seed)
+    batch = FRAMES_AS_BATCH if "num_video_frames" in family.conditions else 1
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(batch, *shape, generator=generator)
+
+    x = random(*family.latent)
+    kwargs: dict[str, Any] = {"c_crossattn": random(TEXT_TOKENS, family.text.channels)}
+    if family.text.pooled:
+        kwargs["y"] = random(family.text.pooled)
+    if family.text.masked:
+        kwargs["attention_mask"] = text_mask(TEXT_TOKENS)
+    for key, value in family.conditions.items():
+        if isinstance(value, tuple):
+            value = random(*value)
+        elif isinstance(value, list) and key != "vace_strength":
+            value = torch.tensor(value)
+        kwargs[key] = value
+    return x, kwargs
+
+
+def text_mask(tokens: int) -> torch.Tensor:
+    """[1, tokens], int64: 1 for text, 0 for the padding in the last third."""
+    mask = torch.ones(1, tokens, dtype=torch.int64)
+    mask[:, tokens - tokens // 3 :] = 0
+    return mask
+
+
+def _build(family: Family, seed: int) -> torch.nn.Module:
+    import comfy.supported_models
+
+    model_class = getattr(comfy.supported_models, family.model)
+    config = model_class({**model_class.unet_config, **family.config})
+    config.set_inference_dtype(torch.float32, None)
+    # Nodes run under inference mode; weights made there could never be trained.
+    with torch.inference_mode(False):
+        built = config.get_model({}, "", device="cpu")
+        generator = torch.Generator().manual_seed(seed)
+        for key, parameter in built.diffusion_model.named_parameters():
+            parameter.data = _weight(key, parameter, generator)
+            parameter.requires_grad_(False)
+    return built
+
+
+def _weight(key: str, like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    noise = torch.randn(like.shape, generator=generator)
+    if like.ndim >= 2:
+        fan_in = like[0].numel()
+        return noise * fan_in**-0.5
+    return noise * 0.02 + (0.0 if key.endswith("bias") else 1.0)

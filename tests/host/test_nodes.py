@@ -1,0 +1,233 @@
+"""The three nodes as the host calls them: widgets, checks before a run, reports after it."""
+
+import asyncio
+from functools import cache
+from pathlib import Path
+
+import comfy.ldm.modules.attention
+import execution
+import folder_paths
+import pytest
+import torch
+from PIL import Image
+from sageattention3.demo import sampling, tiny
+from sageattention3.demo.sampling import EVERYTHING, patched
+from sageattention3.kernels import PRECISIONS
+from sageattention3.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
+from sageattention3.nodes.engine.override import OPTION, find_session
+from sageattention3.nodes.load_diffusion_model import SageAttention3LoadDiffusionModel
+from sageattention3.nodes.patch import SageAttention3Patch
+from sageattention3.nodes.report import SageAttention3Report
+from sageattention3.nodes.widgets import PLAN_WIDGETS
+
+import nodes
+
+pytestmark = pytest.mark.host
+
+PLAN = [
+    "preset",
+    "precision",
+    "fp16_layers",
+    "start_percent",
+    "end_percent",
+    "cross_attention",
+    "min_tokens",
+    "emulation",
+    "enabled",
+]
+
+
+@pytest.fixture(scope="module")
+def tiny_model():
+    """The tiny model of a family by name, built once; no test changes it."""
+    return cache(tiny.model)
+
+
+@pytest.fixture(autouse=True)
+def _folders(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_paths, "temp_directory", str(tmp_path))
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    for name, node in NODE_CLASS_MAPPINGS.items():
+        monkeypatch.setitem(nodes.NODE_CLASS_MAPPINGS, name, node)
+
+
+def report(model, samples=None):
+    out = SageAttention3Report().report(samples or {"samples": torch.zeros(1)}, model)
+    return out["result"][1], out
+
+
+# --- widgets -------------------------------------------------------------------------------------
+
+
+def test_node_ids_and_names_are_those_that_workflows_store():
+    assert NODE_DISPLAY_NAME_MAPPINGS == {
+        "SageAttention3Patch": "SageAttention3 Patch",
+        "SageAttention3LoadDiffusionModel": "Load Diffusion Model (SageAttention3)",
+        "SageAttention3Report": "SageAttention3 Report",
+    }
+
+
+def test_widgets_stand_in_the_order_in_which_workflows_store_their_values():
+    assert list(SageAttention3Patch.INPUT_TYPES()["required"]) == ["model", *PLAN]
+    assert list(SageAttention3LoadDiffusionModel.INPUT_TYPES()["required"]) == [
+        "unet_name",
+        "weight_dtype",
+        *PLAN,
+    ]
+    assert list(SageAttention3Report.INPUT_TYPES()["required"]) == ["samples", "model"]
+
+
+def test_every_widget_explains_itself_and_every_precision_is_on_the_menu():
+    for node in NODE_CLASS_MAPPINGS.values():
+        for name, (_, *options) in node.INPUT_TYPES()["required"].items():
+            if name not in ("unet_name", "weight_dtype"):  # the host's own
+                assert len(options[0]["tooltip"]) > 20, name
+    assert set(PLAN_WIDGETS["precision"][0]) == set(PRECISIONS)
+
+
+# --- before a run --------------------------------------------------------------------------------
+
+
+def prompt(**changes):
+    widgets = {name: PLAN_WIDGETS[name][1]["default"] for name in PLAN}
+    loader = {"unet_name": tiny.checkpoint("sd3").name, "weight_dtype": "default"}
+    inputs = {**loader, **widgets, **changes}
+    return {"1": {"class_type": "SageAttention3LoadDiffusionModel", "inputs": inputs}}
+
+
+def validated(graph):
+    """(valid, text of the errors), by the host's own check of a queued prompt."""
+    valid, errors, _ = asyncio.run(execution.validate_inputs("prompt", graph, "1", {}))
+    return valid, " ".join(f"{error['message']} {error['details']}" for error in errors)
+
+
+@pytest.fixture
+def models_folder(monkeypatch):
+    folder = tiny.checkpoint("sd3").parent
+    entry = ([str(folder)], {".safetensors"})
+    monkeypatch.setitem(folder_paths.folder_names_and_paths, "diffusion_models", entry)
+
+
+@pytest.mark.usefixtures("registered", "models_folder")
+def test_the_defaults_pass_the_hosts_check():
+    assert validated(prompt()) == (True, "")
+
+
+@pytest.mark.usefixtures("registered", "models_folder")
+@pytest.mark.parametrize(
+    ("widget", "value"),
+    [("preset", "ultra"), ("precision", "int2"), ("cross_attention", "fp8")],
+)
+def test_a_menu_value_of_another_version_is_refused_with_what_there_is(widget, value):
+    valid, text = validated(prompt(**{widget: value}))
+    assert not valid
+    assert f"{widget} is '{value}', which this version does not have. Choose " in text
+    assert str(PLAN_WIDGETS[widget][0][0]) in text
+
+
+@pytest.mark.usefixtures("registered", "models_folder")
+def test_numbers_out_of_range_are_still_the_hosts_to_refuse():
+    valid, text = validated(prompt(start_percent=1.5))
+    assert not valid
+    assert "start_percent" in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"fp16_layers": "triple.0"}, "triple"),
+        ({"fp16_layers": "double.7"}, "double.7"),
+        ({"fp16_layers": "double.0-"}, "double.0-"),
+        ({"preset": "ultra"}, "ultra"),
+        ({"preset": "custom", "start_percent": 0.9, "end_percent": 0.1}, "start_percent"),
+    ],
+)
+def test_settings_that_do_not_fit_the_model_stop_at_the_node(tiny_model, settings, message):
+    with pytest.raises(ValueError, match=message):
+        patched(tiny_model("flux"), **settings)
+
+
+def test_a_host_without_overrides_is_named_with_the_version_it_takes(tiny_model, monkeypatch):
+    monkeypatch.delattr(comfy.ldm.modules.attention, "wrap_attn")
+    with pytest.raises(RuntimeError, match=r"Update ComfyUI to version 0\.3\.60"):
+        patched(tiny_model("flux"))
+
+
+def test_a_disabled_node_passes_the_very_model_through(tiny_model):
+    model = tiny_model("flux")
+    assert patched(model, enabled=False, fp16_layers="nonsense") is model
+
+
+@pytest.mark.usefixtures("models_folder")
+def test_the_loader_loads_as_the_hosts_loader_and_patches():
+    name = tiny.checkpoint("sd3").name
+    settings = {**EVERYTHING, "precision": "fp16"}
+    (ours,) = SageAttention3LoadDiffusionModel().load(name, "default", **settings)
+    (hosts,) = nodes.UNETLoader().load_unet(name, "default")
+    assert find_session(ours) is not None
+    assert torch.equal(
+        sampling.sample(ours, "sd3", steps=1), sampling.sample(hosts, "sd3", steps=1)
+    )
+
+
+# --- after a run ---------------------------------------------------------------------------------
+
+
+def test_a_report_passes_the_samples_and_shows_text_and_picture(tiny_model, tmp_path):
+    model = patched(tiny_model("flux"), fp16_layers="double.0")
+    samples = {"samples": sampling.sample(model, "flux", steps=2)}
+    text, out = report(model, samples)
+    passed, _, image = out["result"]
+    assert passed is samples
+    assert text.startswith(
+        "8 of 10 attention calls ran in int8 (reference emulation); "
+        "2 stayed with the host: kept in fp16 by fp16_layers\n"
+    )
+    assert out["ui"]["text"] == (text,)
+    [shown] = out["ui"]["images"]
+    with Image.open(Path(tmp_path, shown["subfolder"], shown["filename"])) as png:
+        assert (png.height, png.width) == image.shape[1:3]
+
+
+def test_two_samplers_on_one_model_are_two_runs_in_one_report(tiny_model):
+    model = patched(tiny_model("flux"))
+    sampling.sample(model, "flux", steps=1)
+    sampling.sample(model, "flux", steps=2)
+    text, out = report(model)
+    assert "Run 1 of 2: All 5" in text
+    assert "Run 2 of 2: All 10" in text
+    assert out["result"][2].shape[0] == 2
+    assert len(out["ui"]["images"]) == 2
+
+
+def test_a_report_that_runs_again_while_the_sampler_is_cached_shows_the_run_again(tiny_model):
+    model = patched(tiny_model("flux"))
+    sampling.sample(model, "flux", steps=1)
+    first, _ = report(model)
+    again, _ = report(model)
+    assert first == again
+
+
+def test_reports_of_what_did_not_happen_say_what_to_do(tiny_model):
+    unpatched, _ = report(tiny_model("flux"))
+    assert unpatched.startswith("This model is not patched")
+    unsampled, _ = report(patched(tiny_model("flux")))
+    assert unsampled.startswith("No sampling run yet")
+
+
+def test_a_report_finds_the_session_below_another_nodes_override(tiny_model):
+    model = patched(tiny_model("flux")).clone()
+    model.model_options["transformer_options"][OPTION] = lambda func, *a, **kw: func(*a, **kw)
+    sampling.sample(model, "flux", steps=1)
+    text, _ = report(model)
+    assert text.startswith("0 attention calls seen: another node replaced")
+
+
+def test_optional_layers_that_had_nothing_to_do_are_not_missed(tiny_model):
+    model = patched(tiny_model("omnigen2"), precision="fp16")
+    sampling.forward(model, "omnigen2")
+    text, _ = report(model)
+    assert "never called" not in text

