@@ -1,0 +1,1 @@
+"""Python launchers, one per kernel family; each declares its ``VARIANTS`` for the build."""
