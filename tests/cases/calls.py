@@ -69,6 +69,14 @@ def core_attention():
     return attention_pytorch
 
 
+def overridable(attention):
+    """``attention`` as one of the host's own attention functions: it honours overrides."""
+    host.import_comfy()
+    from comfy.ldm.modules.attention import wrap_attn
+
+    return wrap_attn(attention)
+
+
 class Patched:
     """The host's attention as the code of a patched model sees it; takes the host's arguments.
 

@@ -110,9 +110,11 @@ def test_changing_what_a_mask_hides_changes_no_bit(precision, dtype, kind, hide)
     assert_accurate(out, packed(exact(q, k, v, mask)), precision)
 
     noise = 3e3 * torch.randn(k.shape, generator=torch.Generator().manual_seed(3)).to(dtype)
-    k, v = (torch.where(hidden, x + noise, x) for x in (k, v))
-    assert torch.equal(patched(q, k, v, H, mask=mask, skip_reshape=True), out)
-    assert patched.precisions == [precision] * 2
+    largest = torch.full_like(k, torch.finfo(dtype).max)
+    for garbage in (noise, largest):
+        k2, v2 = (torch.where(hidden, garbage, x) for x in (k, v))
+        assert torch.equal(patched(q, k2, v2, H, mask=mask, skip_reshape=True), out)
+    assert patched.precisions == [precision] * 3
 
 
 @each_precision

@@ -7,7 +7,16 @@ import torch
 from sageattention3.kernels import UnsupportedAttentionError, attention, explain
 from sageattention3.kernels.metrics import compare
 
-from .calls import QUANTISED, Patched, assert_accurate, core_attention, exact, packed, tensors
+from .calls import (
+    QUANTISED,
+    Patched,
+    assert_accurate,
+    core_attention,
+    exact,
+    overridable,
+    packed,
+    tensors,
+)
 
 each_precision = pytest.mark.parametrize("precision", QUANTISED)
 
@@ -150,11 +159,9 @@ def test_heads_that_do_not_divide_are_refused_by_the_kernels(precision):
 )
 def test_heads_that_do_not_divide_or_were_not_announced_are_the_hosts(split, hk, flag, reason):
     """QA-18: the host decides, with the model's very arguments."""
-    from comfy.ldm.modules.attention import wrap_attn
-
     seen = []
 
-    @wrap_attn
+    @overridable
     def host_attention(*args, **kwargs):
         seen.append(args)
         return "the host's answer"
@@ -162,7 +169,7 @@ def test_heads_that_do_not_divide_or_were_not_announced_are_the_hosts(split, hk,
     (*given, heads), keywords = in_layout(grouped(48, hk), split)
     patched = Patched.everywhere("int8", host_attention=host_attention)
     assert patched(*given, heads, **{**keywords, "enable_gqa": flag}) == "the host's answer"
-    assert all(a is b for a, b in zip(seen[0], given, strict=False))
+    assert all(a is b for a, b in zip(seen[0], (*given, heads), strict=True))
     assert patched.reasons == {reason}
 
 
