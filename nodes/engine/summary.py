@@ -6,6 +6,7 @@ from textwrap import wrap
 from .ledger import HOST, Entry, Run
 
 REASONS_SHOWN = 3  # in the sentence; the table has them all
+SENTENCE_WIDTH = 92  # about what the report node shows without scrolling
 LAYERS_WIDTH = 40  # characters of the table's first column before it wraps
 
 
@@ -19,7 +20,7 @@ def describe_runs(runs: Sequence[Run], layer_ids: Sequence[str] = ()) -> str:
     parts = []
     for number, run in enumerate(runs, start=1):
         prefix = f"Run {number} of {len(runs)}: " if len(runs) > 1 else ""
-        lines = [prefix + describe_run(run), _heading(run)]
+        lines = [*wrap(prefix + describe_run(run), SENTENCE_WIDTH), _heading(run)]
         lines += _table(run.counts, run.steps)
         if run.compiled:
             lines += ["", "In code compiled by torch.compile (calls are not counted there):"]

@@ -2,7 +2,7 @@
 
 import pytest
 from sageattention3.nodes.engine.ledger import HOST, RUNS_KEPT, Ledger, Run
-from sageattention3.nodes.engine.summary import describe_run, describe_runs
+from sageattention3.nodes.engine.summary import SENTENCE_WIDTH, describe_run, describe_runs
 
 EMULATION = "reference emulation"
 
@@ -111,8 +111,9 @@ def test_rare_reasons_are_summed_up_in_the_sentence_and_listed_in_the_table():
         for _ in range(5 - number):
             ledger.record("double.0", "fp16", HOST, f"reason {number}", True)
     text = describe_runs(ledger.runs)
-    sentence, _, table = text.partition("\n")
-    assert sentence.endswith(
+    sentence, _, table = text.partition("\nflux, ")
+    assert max(len(line) for line in sentence.splitlines()) <= SENTENCE_WIDTH
+    assert " ".join(sentence.split()).endswith(
         "5: reason 0; 4: reason 1; 3: reason 2; 3: 2 other reasons, see below)"
     )
     assert "reason 4" in table
@@ -194,7 +195,7 @@ def test_compiled_code_is_reported_without_invented_counts():
     assert len(run.cells()) == 20
     text = describe_runs([run])
     assert text.startswith("20 forward passes ran code compiled by torch.compile")
-    assert "int8 (reference emulation)" in text.splitlines()[0]
+    assert "int8 (reference emulation)" in text.partition("\n\n")[0]
     [row] = [row for row in text.splitlines() if row.startswith("double.0 ")]
     assert row.split() == ["double.0", "int8", *EMULATION.split(), "-", "1-20"]
 
