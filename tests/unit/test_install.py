@@ -121,9 +121,7 @@ def test_the_pack_never_asks_for_another_torch(install):
 def test_every_requirement_of_demo_and_test_is_pinned(install):
     lines = install.HOST_REQUIREMENTS.read_text("utf-8").splitlines()
     wanted = [line for line in lines if line and not line.startswith("#")]
-    assert [
-        line for line in wanted if not re.match(r"[\w-]+==[\d.]+(; .+)?$", line)
-    ] == []
+    assert [line for line in wanted if not re.match(r"[\w-]+==[\d.]+(; .+)?$", line)] == []
 
 
 def test_options_that_nobody_reads_are_refused(install):
