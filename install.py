@@ -54,8 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("command", nargs="?", choices=COMMANDS, default="install")
     parser.add_argument("--no-browser", action="store_true", help="test: leave the frontend out")
     parsed, for_pytest = parser.parse_known_args(arguments)
-    if for_pytest and parsed.command != "test":
-        parser.error(f"unknown: {' '.join(for_pytest)}")
+    if parsed.command != "test" and (for_pytest or parsed.no_browser):
+        parser.error(f"only test takes options; {parsed.command} takes none")
     try:
         if parsed.command == "install":
             return install()

@@ -124,9 +124,12 @@ def test_every_requirement_of_demo_and_test_is_pinned(install):
     assert [line for line in wanted if not re.match(r"[\w-]+==[\d.]+(; .+)?$", line)] == []
 
 
-def test_options_that_nobody_reads_are_refused(install):
+@pytest.mark.parametrize("arguments", [["demo", "--fast"], ["--no-browser"], ["install", "-x"]])
+def test_options_that_nobody_reads_are_refused(install, arguments, monkeypatch):
+    """``--no-browser`` alone would install into the Python that runs it, which nobody meant."""
+    monkeypatch.setattr(install, "install", lambda: pytest.fail("installed all the same"))
     with pytest.raises(SystemExit):
-        install.main(["demo", "--fast"])
+        install.main(arguments)
 
 
 @pytest.fixture
