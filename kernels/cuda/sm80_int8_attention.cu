@@ -28,7 +28,6 @@ struct Params {
   int out_dtype;
 };
 
-constexpr int THREADS = 128;
 constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23
 constexpr u32 MAGIC_BITS = 0x4b400000u;
 constexpr int MAGIC_RANGE = 1 << 22;  // integers that MAGIC can carry
@@ -49,8 +48,10 @@ constexpr float REFERENCE_SLACK = 64.0f;
 // added is taken off after this many tiles, before it costs more than a unit of P V.
 constexpr int TILES_PER_SETTLEMENT = 8;
 
-template <int HEAD_DIM, int KEYS, int STAGES, int ROW_TILES, bool MASKED>
+template <int HEAD_DIM, int KEYS, int ROW_TILES, bool MASKED>
 struct Warp {
+  using Scores = u32[ROW_TILES][KEYS / 8][4];  // integers beside MAGIC, or exponents of two
+
   static constexpr int BLOCKS = KEYS / BLOCK_KEYS;
   static constexpr int PANEL = BLOCK_KEYS * 32;     // bytes of 32 channels of a block of K
   static constexpr int V_PANEL = HEAD_DIM * 32;     // bytes of 32 keys of a block of V
@@ -58,14 +59,18 @@ struct Warp {
   static_assert(HEAD_DIM * 127 * 127 < MAGIC_RANGE, "scores must fit beside MAGIC");
   static_assert(KEYS * 255 * 127 < MAGIC_RANGE, "products P V must fit beside MAGIC");
 
-  u32 q[ROW_TILES][HEAD_DIM / 32][4];
+  // Two row tiles leave no registers for Q; then ldmatrix fetches it anew for every tile of keys.
+  static constexpr bool Q_IN_SHARED = ROW_TILES > 1;
+  static constexpr int Q_BYTES = Q_IN_SHARED ? 16 * ROW_TILES * HEAD_DIM : 0;
+
+  u32 q[Q_IN_SHARED ? 1 : ROW_TILES][HEAD_DIM / 32][4];
+  u32 q_shared;  // address of the warp's Q in shared memory plus this lane's offset
   float q_scale[ROW_TILES][2];
   float out[ROW_TILES][HEAD_DIM / 8][4];
   float sum[ROW_TILES][2];        // this lane's part of the row's sum of P
   float reference[ROW_TILES][2];  // exponent of the unit of `out`, `sum` and `unsettled`
   float unsettled[ROW_TILES][2];  // what MAGIC added to `out`
 
-  u32 s[ROW_TILES][KEYS / 8][4];  // scores: integers beside MAGIC, or exponents of two
   u32 p[ROW_TILES][KEYS / 32][4];
   float factor[ROW_TILES][2][BLOCKS];  // from scores to exponents
   float top[ROW_TILES][2];             // the tile's largest exponent per row
@@ -74,7 +79,8 @@ struct Warp {
 
   __device__ __forceinline__ int row(int m, int r) const { return first_row + 16 * m + 8 * r + g; }
 
-  __device__ __forceinline__ void start(const Params& params, s64 head_row, int row0) {
+  // `shared`: address of Q_BYTES for this warp; the caller waits for the copies begun here.
+  __device__ __forceinline__ void start(const Params& params, s64 head_row, int row0, u32 shared) {
     const int lane = threadIdx.x % 32;
     first_row = row0, g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -82,11 +88,13 @@ struct Warp {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const s64 source = head_row + min(row(m, r), params.q_len - 1);
-        const u32* words = reinterpret_cast<const u32*>(params.q_codes + source * HEAD_DIM);
+        if constexpr (!Q_IN_SHARED) {
+          const u32* words = reinterpret_cast<const u32*>(params.q_codes + source * HEAD_DIM);
 #pragma unroll
-        for (int step = 0; step < HEAD_DIM / 32; ++step) {
-          q[m][step][r] = words[8 * step + t];
-          q[m][step][r + 2] = words[8 * step + 4 + t];
+          for (int step = 0; step < HEAD_DIM / 32; ++step) {
+            q[m][step][r] = words[8 * step + t];
+            q[m][step][r + 2] = words[8 * step + 4 + t];
+          }
         }
         q_scale[m][r] = params.q_scales[source];
         sum[m][r] = unsettled[m][r] = 0.0f;
@@ -98,31 +106,50 @@ struct Warp {
         for (int i = 0; i < 4; ++i) out[m][n][i] = 0.0f;
       }
     }
+    if constexpr (Q_IN_SHARED) {
+      // Panels of 32 channels, as those of K.
+      for (int chunk = lane; chunk < Q_BYTES / 16; chunk += 32) {
+        const int in_row = chunk / 2 % (16 * ROW_TILES), step = chunk / 2 / (16 * ROW_TILES);
+        const s64 source = head_row + min(first_row + in_row, params.q_len - 1);
+        copy_16_bytes_async(shared + step * (16 * ROW_TILES * 32) +
+                                panel_offset(in_row, chunk % 2 * 16),
+                            params.q_codes + source * HEAD_DIM + step * 32 + chunk % 2 * 16);
+      }
+      q_shared = shared + panel_offset(lane % 16, lane / 16 * 16);
+    }
   }
 
   // s = Q K^T, beside MAGIC. `k` is the shared address of the tile plus this lane's offset.
-  __device__ __forceinline__ void multiply_keys(u32 k) {
+  __device__ __forceinline__ void multiply_keys(Scores& s, u32 k) const {
     u32 magic[4] = {MAGIC_BITS, MAGIC_BITS, MAGIC_BITS, MAGIC_BITS};
 #pragma unroll
-    for (int pair = 0; pair < KEYS / 16; ++pair) {
+    for (int step = 0; step < HEAD_DIM / 32; ++step) {
+      u32 a[ROW_TILES][4];
 #pragma unroll
-      for (int step = 0; step < HEAD_DIM / 32; ++step) {
+      for (int m = 0; m < ROW_TILES; ++m) {
+        if constexpr (Q_IN_SHARED) {
+          ldmatrix_x4(a[m], q_shared + step * (16 * ROW_TILES * 32) + m * (16 * 32));
+        } else {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) a[m][i] = q[m][step][i];
+        }
+      }
+#pragma unroll
+      for (int pair = 0; pair < KEYS / 16; ++pair) {
         u32 b[4];
         ldmatrix_x4(b, k + pair / 4 * BLOCK + step * PANEL + pair % 4 * (16 * 32));
 #pragma unroll
         for (int m = 0; m < ROW_TILES; ++m) {
           u32(&s0)[4] = s[m][2 * pair];
           u32(&s1)[4] = s[m][2 * pair + 1];
-          mma_s8_s8(s0, q[m][step], b[0], b[1], step ? s0 : magic);
-          mma_s8_s8(s1, q[m][step], b[2], b[3], step ? s1 : magic);
+          mma_s8_s8(s0, a[m], b[0], b[1], step ? s0 : magic);
+          mma_s8_s8(s1, a[m], b[2], b[3], step ? s1 : magic);
         }
       }
     }
   }
 
-  // Factors of this tile; true if they are small enough for the fast path in every lane.
-  __device__ __forceinline__ bool read_factors(u32 k_scales) {
-    float largest = 0.0f;
+  __device__ __forceinline__ void read_factors(u32 k_scales) {
 #pragma unroll
     for (int block = 0; block < BLOCKS; ++block) {
       const float k_scale = load_shared_float(k_scales + (block * SCALES_PER_BLOCK + t) * 4);
@@ -131,15 +158,13 @@ struct Warp {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           factor[m][r][block] = q_scale[m][r] * k_scale;
-          largest = fmaxf(largest, factor[m][r][block]);
         }
       }
     }
-    return !__any_sync(0xffffffff, largest > LARGEST_FAST_FACTOR);
   }
 
   // top = the largest exponent of each row, from scores as they come out of the product.
-  __device__ __forceinline__ void find_top() {
+  __device__ __forceinline__ void find_top(const Scores& s) {
 #pragma unroll
     for (int m = 0; m < ROW_TILES; ++m) {
 #pragma unroll
@@ -184,8 +209,8 @@ struct Warp {
 
   // The exact path: scores to exponents, biased or hidden one by one; top as above. Hidden keys
   // get -infinity; a row that sees nothing gets a top of -FLOAT_MAX.
-  __device__ __forceinline__ void hide_and_find_top(const Params& params, int batch, int head,
-                                                    int first_key,
+  __device__ __forceinline__ void hide_and_find_top(Scores& s, const Params& params, int batch,
+                                                    int head, int first_key,
                                                     const u32 (&visible)[ROW_TILES][2][KEYS / 16]) {
 #pragma unroll
     for (int m = 0; m < ROW_TILES; ++m) {
@@ -227,10 +252,38 @@ struct Warp {
     }
   }
 
-  // p = round(255 * 2^(exponent - top)); adds to sum; prepares out for this tile's unit.
+  // Moves the references of rows whose tops left them behind.
+  __device__ __forceinline__ void follow_top() {
+    bool behind = false;
+#pragma unroll
+    for (int m = 0; m < ROW_TILES; ++m) {
+      behind = behind || top[m][0] > reference[m][0] + REFERENCE_SLACK ||
+               top[m][1] > reference[m][1] + REFERENCE_SLACK;
+    }
+    if (!__any_sync(0xffffffff, behind)) return;
+#pragma unroll
+    for (int m = 0; m < ROW_TILES; ++m) {
+      float shrink[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float moved = max_nan(reference[m][r], top[m][r]);
+        shrink[r] = exp2_approx(reference[m][r] - moved);
+        reference[m][r] = moved;
+        sum[m][r] *= shrink[r];
+        unsettled[m][r] *= shrink[r];
+      }
+#pragma unroll
+      for (int n = 0; n < HEAD_DIM / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) out[m][n][i] *= shrink[i / 2];
+      }
+    }
+  }
+
+  // p = round(255 * 2^(exponent - top)); adds to sum.
   // weight: the tile's unit in units of out.
-  __device__ __forceinline__ void exponentiate(bool exact, float (&weight)[ROW_TILES][2]) {
-    follow_top();
+  template <bool EXACT>
+  __device__ __forceinline__ void exponentiate(const Scores& s, float (&weight)[ROW_TILES][2]) {
 #pragma unroll
     for (int m = 0; m < ROW_TILES; ++m) {
 #pragma unroll
@@ -238,9 +291,9 @@ struct Warp {
         u32 total = 0;
 #pragma unroll
         for (int block = 0; block < BLOCKS; ++block) {
-          const float scale = exact ? 1.0f : factor[m][r][block];
+          const float scale = EXACT ? 1.0f : factor[m][r][block];
           const float shift =
-              exact ? LOG2_255 : fmaf(-MAGIC_WITH_MARGIN, scale, LOG2_255 - top[m][r]);
+              EXACT ? LOG2_255 : fmaf(-MAGIC_WITH_MARGIN, scale, LOG2_255 - top[m][r]);
 #pragma unroll
           for (int j = block * 4; j < block * 4 + 4; ++j) {
             const u32 word = quantise_four(s[m][2 * j][2 * r], s[m][2 * j][2 * r + 1],
@@ -302,34 +355,6 @@ struct Warp {
   }
 
  private:
-  // Moves the references of rows whose tops left them behind.
-  __device__ __forceinline__ void follow_top() {
-    bool behind = false;
-#pragma unroll
-    for (int m = 0; m < ROW_TILES; ++m) {
-      behind = behind || top[m][0] > reference[m][0] + REFERENCE_SLACK ||
-               top[m][1] > reference[m][1] + REFERENCE_SLACK;
-    }
-    if (!__any_sync(0xffffffff, behind)) return;
-#pragma unroll
-    for (int m = 0; m < ROW_TILES; ++m) {
-      float shrink[2];
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float moved = max_nan(reference[m][r], top[m][r]);
-        shrink[r] = exp2_approx(reference[m][r] - moved);
-        reference[m][r] = moved;
-        sum[m][r] *= shrink[r];
-        unsettled[m][r] *= shrink[r];
-      }
-#pragma unroll
-      for (int n = 0; n < HEAD_DIM / 8; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) out[m][n][i] *= shrink[i / 2];
-      }
-    }
-  }
-
   static __device__ __forceinline__ float over_quad(float x) {
     x = max_nan(x, __shfl_xor_sync(0xffffffff, x, 1));
     return max_nan(x, __shfl_xor_sync(0xffffffff, x, 2));
@@ -349,43 +374,107 @@ struct Warp {
   }
 };
 
-// The tiles of K, V and scales of K under way or in use: STAGES of them in shared memory.
-template <int HEAD_DIM, int KEYS, int STAGES>
-struct Pipeline {
+// Two slots for tiles of K and two for tiles of V with the scales of K. K may run a tile ahead.
+template <int HEAD_DIM, int KEYS, int THREADS>
+struct Slots {
   static constexpr int CODES = KEYS * HEAD_DIM;  // bytes of a tile of K or of V
   static constexpr int SCALES = KEYS / BLOCK_KEYS * SCALES_PER_BLOCK * 4;
-  static constexpr int STAGE = 2 * CODES + SCALES;
-  static_assert(CODES % (THREADS * 16) == 0, "every thread copies the same number of vectors");
+  static constexpr int BYTES = 4 * CODES + 2 * SCALES;
 
   u32 shared;
   const u8 *k, *v, *scales;
   int tiles;
 
-  __device__ __forceinline__ void fetch(int tile) const {
-    if (tile < tiles) {
-      const u32 stage = stage_of(tile);
-      const s64 offset = static_cast<s64>(tile) * CODES + threadIdx.x * 16;
-      const u32 target = stage + threadIdx.x * 16;
-#pragma unroll
-      for (int byte = 0; byte < CODES; byte += THREADS * 16) {
-        copy_16_bytes_async(target + byte, k + offset + byte);
-        copy_16_bytes_async(target + CODES + byte, v + offset + byte);
-      }
-      if (threadIdx.x < SCALES / 16) {
-        copy_16_bytes_async(stage + 2 * CODES + threadIdx.x * 16,
-                            scales + static_cast<s64>(tile) * SCALES + threadIdx.x * 16);
-      }
-    }
-    commit_copies();  // an empty group where there is no tile, so that the count stays right
+  __device__ __forceinline__ u32 k_slot(int tile) const { return shared + tile % 2 * CODES; }
+  __device__ __forceinline__ u32 v_slot(int tile) const { return shared + (2 + tile % 2) * CODES; }
+  __device__ __forceinline__ u32 scales_slot(int tile) const {
+    return shared + 4 * CODES + tile % 2 * SCALES;
   }
 
-  __device__ __forceinline__ u32 stage_of(int tile) const { return shared + tile % STAGES * STAGE; }
+  __device__ __forceinline__ void fetch_k(int tile) const {
+    if (tile < tiles) fetch(k_slot(tile), k, tile);
+  }
+
+  __device__ __forceinline__ void fetch_v(int tile) const {
+    if (tile >= tiles) return;
+    fetch(v_slot(tile), v, tile);
+    if (threadIdx.x < SCALES / 16) {
+      copy_16_bytes_async(scales_slot(tile) + threadIdx.x * 16,
+                          scales + static_cast<s64>(tile) * SCALES + threadIdx.x * 16);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ void fetch(u32 slot, const u8* codes, int tile) {
+    const u8* source = codes + static_cast<s64>(tile) * CODES + threadIdx.x * 16;
+#pragma unroll
+    for (int byte = 0; byte < CODES; byte += THREADS * 16) {
+      if (byte + THREADS * 16 <= CODES || threadIdx.x * 16 + byte < CODES) {
+        copy_16_bytes_async(slot + threadIdx.x * 16 + byte, source + byte);
+      }
+    }
+  }
 };
 
-template <int HEAD_DIM, int KEYS, int STAGES, int ROW_TILES, bool MASKED>
+// True if the factors of all keys and of this thread's rows are small enough for the fast path.
+template <int ROW_TILES>
+__device__ __forceinline__ bool has_small_factors(const float (&q_scale)[ROW_TILES][2],
+                                                  const float* k_scales, int blocks, int threads) {
+  float largest_q = 0.0f, largest_k = 0.0f;
+#pragma unroll
+  for (int m = 0; m < ROW_TILES; ++m) {
+    largest_q = fmaxf(largest_q, fmaxf(q_scale[m][0], q_scale[m][1]));
+  }
+  for (int block = threadIdx.x; block < blocks; block += threads) {
+    const float4 k = reinterpret_cast<const float4*>(k_scales)[block];
+    largest_k = fmaxf(largest_k, fmaxf(fmaxf(k.x, k.y), fmaxf(k.z, k.w)));
+  }
+  const float limit = 0.088388347f;  // its square is LARGEST_FAST_FACTOR
+  return !__syncthreads_or(largest_q > limit || largest_k > limit);
+}
+
+// O = out / sum in V's units, with V's mean back; a row that saw no key gives zeros.
+template <Dtype DTYPE, int HEAD_DIM, int KEYS, int ROW_TILES, bool MASKED>
 __device__ __forceinline__ void store(const Params& p,
-                                      Warp<HEAD_DIM, KEYS, STAGES, ROW_TILES, MASKED>& w, int batch,
-                                      int head, s64 head_row, const float* v_channels) {
+                                      const Warp<HEAD_DIM, KEYS, ROW_TILES, MASKED>& w, int batch,
+                                      int head, const float (&inverse)[ROW_TILES][2],
+                                      const float* v_channels) {
+#pragma unroll
+  for (int n = 0; n < HEAD_DIM / 8; ++n) {
+    const int channel = 8 * n + 2 * w.t;
+    const float2 scale = *reinterpret_cast<const float2*>(v_channels + channel);
+    const float2 mean = *reinterpret_cast<const float2*>(v_channels + HEAD_DIM + channel);
+#pragma unroll
+    for (int m = 0; m < ROW_TILES; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const bool blind = inverse[m][r] == 0.0f;
+        float x = fmaf(w.out[m][n][2 * r] * inverse[m][r], scale.x, blind ? 0.0f : mean.x);
+        float y = fmaf(w.out[m][n][2 * r + 1] * inverse[m][r], scale.y, blind ? 0.0f : mean.y);
+        const s64 element = batch * p.out_batch_stride + head * p.out_head_stride +
+                            w.row(m, r) * p.out_token_stride + channel;
+        const bool exists = w.row(m, r) < p.q_len && channel < p.head_dim;
+        if constexpr (DTYPE == F32) {
+          float2* target = reinterpret_cast<float2*>(static_cast<float*>(p.out) + element);
+          if (exists) *target = make_float2(x, y);
+        } else {
+          if constexpr (DTYPE == F16) {  // quantisation may carry a value past the largest input
+            x = max_nan(min_nan(x, 65504.0f), -65504.0f);
+            y = max_nan(min_nan(y, 65504.0f), -65504.0f);
+          }
+          u32* target = reinterpret_cast<u32*>(static_cast<u16*>(p.out) + element);
+          if (exists) *target = DTYPE == F16 ? pack_f16x2(x, y) : pack_bf16x2(x, y);
+        }
+      }
+    }
+  }
+}
+
+template <int HEAD_DIM, int KEYS, int ROW_TILES, bool MASKED>
+__device__ __forceinline__ void finish(const Params& p,
+                                       const Warp<HEAD_DIM, KEYS, ROW_TILES, MASKED>& w, int batch,
+                                       int head, s64 head_row, const float* v_channels) {
+  float inverse[ROW_TILES][2];
 #pragma unroll
   for (int m = 0; m < ROW_TILES; ++m) {
 #pragma unroll
@@ -393,44 +482,27 @@ __device__ __forceinline__ void store(const Params& p,
       float sum = w.sum[m][r];
       sum += __shfl_xor_sync(0xffffffff, sum, 1);
       sum += __shfl_xor_sync(0xffffffff, sum, 2);
-      const int row = w.row(m, r);
-      if (row >= p.q_len) continue;
-      const bool blind = sum == 0.0f;  // the row sees no key
-      const float inverse = blind ? 0.0f : 1.0f / sum;
-      if (p.lse != nullptr && w.t == 0) {
-        p.lse[head_row + row] = (w.reference[m][r] + (log2_approx(sum) - LOG2_255)) * LN_2;
-      }
-      const s64 offset = batch * p.out_batch_stride + head * p.out_head_stride +
-                         row * p.out_token_stride;
-#pragma unroll
-      for (int n = 0; n < HEAD_DIM / 8; ++n) {
-        const int channel = 8 * n + 2 * w.t;
-        if (channel >= p.head_dim) continue;
-        const float2 scale = *reinterpret_cast<const float2*>(v_channels + channel);
-        const float2 mean = *reinterpret_cast<const float2*>(v_channels + HEAD_DIM + channel);
-        float x = fmaf(w.out[m][n][2 * r] * inverse, scale.x, blind ? 0.0f : mean.x);
-        float y = fmaf(w.out[m][n][2 * r + 1] * inverse, scale.y, blind ? 0.0f : mean.y);
-        if (p.out_dtype == F32) {
-          *reinterpret_cast<float2*>(static_cast<float*>(p.out) + offset + channel) =
-              make_float2(x, y);
-        } else {
-          if (p.out_dtype == F16) {  // quantisation may carry a value past the largest input
-            x = max_nan(min_nan(x, 65504.0f), -65504.0f);
-            y = max_nan(min_nan(y, 65504.0f), -65504.0f);
-          }
-          *reinterpret_cast<u32*>(static_cast<u16*>(p.out) + offset + channel) =
-              p.out_dtype == F16 ? pack_f16x2(x, y) : pack_bf16x2(x, y);
-        }
+      inverse[m][r] = sum == 0.0f ? 0.0f : 1.0f / sum;
+      if (p.lse != nullptr && w.t == 0 && w.row(m, r) < p.q_len) {
+        p.lse[head_row + w.row(m, r)] =
+            (w.reference[m][r] + (log2_approx(sum) - LOG2_255)) * LN_2;
       }
     }
   }
+  if (p.out_dtype == BF16) {
+    store<BF16>(p, w, batch, head, inverse, v_channels);
+  } else if (p.out_dtype == F16) {
+    store<F16>(p, w, batch, head, inverse, v_channels);
+  } else {
+    store<F32>(p, w, batch, head, inverse, v_channels);
+  }
 }
 
-template <int HEAD_DIM, int KEYS, int STAGES, int ROW_TILES, bool MASKED, int MIN_BLOCKS>
-__global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+template <int HEAD_DIM, int KEYS, int WARPS, int ROW_TILES, bool AHEAD, bool MASKED, int MIN_BLOCKS>
+__global__ void __launch_bounds__(32 * WARPS, MIN_BLOCKS)
 sm80_int8_attention(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) u8 shared[];
-  constexpr int WARP_ROWS = 16 * ROW_TILES, ROWS = THREADS / 32 * WARP_ROWS;
+  constexpr int WARP_ROWS = 16 * ROW_TILES, ROWS = WARPS * WARP_ROWS, THREADS = 32 * WARPS;
   const int head = blockIdx.y, batch = blockIdx.z;
   // Longest rows first, so that a causal call's last blocks are its short ones.
   const int row_block = p.causal ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
@@ -438,47 +510,93 @@ sm80_int8_attention(const __grid_constant__ Params p) {
   const int keys = p.causal ? min(p.kv_len, (row_block + 1) * ROWS) : p.kv_len;
   const s64 head_row = (static_cast<s64>(batch) * p.q_heads + head) * p.q_len;
   const s64 kv_head = static_cast<s64>(batch) * p.kv_heads + head / (p.q_heads / p.kv_heads);
+  const float* k_scales = p.k_scales + kv_head * p.blocks * SCALES_PER_BLOCK;
 
-  const Pipeline<HEAD_DIM, KEYS, STAGES> pipeline{
-      shared_address_of(shared),
-      p.k_codes + kv_head * p.blocks * (BLOCK_KEYS * HEAD_DIM),
+  const Slots<HEAD_DIM, KEYS, THREADS> slots{
+      shared_address_of(shared), p.k_codes + kv_head * p.blocks * (BLOCK_KEYS * HEAD_DIM),
       p.v_codes + kv_head * p.blocks * (BLOCK_KEYS * HEAD_DIM),
-      reinterpret_cast<const u8*>(p.k_scales + kv_head * p.blocks * SCALES_PER_BLOCK),
-      (keys + KEYS - 1) / KEYS};
-#pragma unroll
-  for (int tile = 0; tile < STAGES - 1; ++tile) pipeline.fetch(tile);
+      reinterpret_cast<const u8*>(k_scales), (keys + KEYS - 1) / KEYS};
+  slots.fetch_k(0);
+  slots.fetch_v(0);
+  if (AHEAD && !MASKED) slots.fetch_k(1);
 
-  Warp<HEAD_DIM, KEYS, STAGES, ROW_TILES, MASKED> w;
-  w.start(p, head_row, first_row);
+  using W = Warp<HEAD_DIM, KEYS, ROW_TILES, MASKED>;
+  W w;
+  w.start(p, head_row, first_row,
+          slots.shared + slots.BYTES + threadIdx.x / 32 * W::Q_BYTES);
+  commit_copies();
   const int lane_offset = ldmatrix_offset(threadIdx.x % 32);
+  int tile = 0;
 
-  for (int tile = 0; tile < pipeline.tiles; ++tile) {
-    wait_for_copies<STAGES - 2>();
-    __syncthreads();  // the tile is there for all; the stage before it is no longer read
-    pipeline.fetch(tile + STAGES - 1);
+  if constexpr (!MASKED) {
+    // Tiles that every row of the block sees whole.
+    int whole = (p.causal ? min(p.kv_len, row_block * ROWS + 1) : p.kv_len) / KEYS;
+    if (!has_small_factors(w.q_scale, k_scales, (keys + BLOCK_KEYS - 1) / BLOCK_KEYS, THREADS)) {
+      whole = 0;
+    }
+    typename W::Scores even, odd;
+    if (AHEAD) {
+      wait_for_copies<0>();
+      __syncthreads();
+      w.multiply_keys(even, slots.k_slot(0) + lane_offset);
+    }
+    auto step = [&](typename W::Scores& s, typename W::Scores& next) {
+      wait_for_copies<0>();
+      __syncthreads();  // the tiles fetched last are there; those before are no longer read
+      slots.fetch_k(AHEAD ? tile + 2 : tile + 1);
+      slots.fetch_v(tile + 1);
+      commit_copies();
+      if (!AHEAD) w.multiply_keys(s, slots.k_slot(tile) + lane_offset);
+      w.read_factors(slots.scales_slot(tile));
+      w.find_top(s);
+      w.follow_top();
+      // The next scores are begun here, in one stretch of code with the exponentials, so that the
+      // tensor cores have work meanwhile. After the last tile they are computed from a stale one.
+      if (AHEAD) w.multiply_keys(next, slots.k_slot(tile + 1) + lane_offset);
+      float weight[ROW_TILES][2];
+      w.template exponentiate<false>(s, weight);
+      w.multiply_values(slots.v_slot(tile) + lane_offset, weight);
+      ++tile;
+      if (tile % TILES_PER_SETTLEMENT == 0) w.settle();
+    };
+    while (tile < whole) {
+      step(even, odd);
+      if (AHEAD) {
+        if (tile == whole) break;
+        step(odd, even);
+      }
+    }
+    if (tile < slots.tiles && tile > 0) {  // begin again for the rest
+      wait_for_copies<0>();
+      __syncthreads();
+      slots.fetch_k(tile);
+      slots.fetch_v(tile);
+      commit_copies();
+    }
+  }
 
+  for (; tile < slots.tiles; ++tile) {
+    wait_for_copies<0>();
+    __syncthreads();
+    slots.fetch_k(tile + 1);
+    slots.fetch_v(tile + 1);
+    commit_copies();
     const int first_key = tile * KEYS;
     if (p.causal && first_key >= first_row + WARP_ROWS) continue;
     u32 visible[ROW_TILES][2][KEYS / 16];
     if constexpr (MASKED) {
       if (p.mask.dtype == BOOL && !w.read_visibility(p, batch, head, first_key, visible)) continue;
     }
-
-    const u32 stage = pipeline.stage_of(tile);
-    w.multiply_keys(stage + lane_offset);
-    const bool small_factors = w.read_factors(stage + 2 * pipeline.CODES);
-    const bool exact = MASKED || !small_factors || first_key + KEYS > p.kv_len ||
-                       (p.causal && first_key + KEYS - 1 > first_row);
-    if (exact) {
-      w.hide_and_find_top(p, batch, head, first_key, visible);
-    } else {
-      w.find_top();
-    }
+    typename W::Scores s;
+    w.multiply_keys(s, slots.k_slot(tile) + lane_offset);
+    w.read_factors(slots.scales_slot(tile));
+    w.hide_and_find_top(s, p, batch, head, first_key, visible);
+    w.follow_top();
     float weight[ROW_TILES][2];
-    w.exponentiate(exact, weight);
-    w.multiply_values(stage + pipeline.CODES + lane_offset, weight);
+    w.template exponentiate<true>(s, weight);
+    w.multiply_values(slots.v_slot(tile) + lane_offset, weight);
     if (tile % TILES_PER_SETTLEMENT == TILES_PER_SETTLEMENT - 1) w.settle();
   }
   w.settle();
-  store(p, w, batch, head, head_row, p.v_channels + kv_head * 2 * HEAD_DIM);
+  finish(p, w, batch, head, head_row, p.v_channels + kv_head * 2 * HEAD_DIM);
 }

@@ -16,9 +16,10 @@ HEAD_DIMS = (64, 96, 128, 256)  # others are padded to the next
 DTYPES = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32"}  # enum Dtype
 
 _TENSOR, _LIVE_KEYS = "Qqqq", "Qqq"
-_THREADS = 256
+_PROLOGUE_THREADS = 256
+_PACK_THREADS = 128
 _Q_TOKENS = 128  # per block of the prologue
-_TILE_KEYS = 128  # per block of the packing kernel: two blocks of the layout
+_BLOCK_KEYS = 64  # of the layout; the attention kernel may take two at a time
 _MOST_CHUNKS = 32  # every block of the packing kernel reads what all of them left
 _SMALLEST_CHUNK = 256  # tokens
 _WAVES = 2  # of blocks that reduce
@@ -32,8 +33,8 @@ def _prologue(head_dim: int, dtype: torch.dtype) -> Variant:
         kernel="sm80_int8_prologue",
         template=(head_dim, DTYPES[dtype]),
         params=f"{_TENSOR * 3}{_LIVE_KEYS}3Q9if",
-        threads=_THREADS,
-        min_blocks=2,
+        threads=_PROLOGUE_THREADS,
+        min_blocks=3 if head_dim <= 128 else 2,
     )
 
 
@@ -43,8 +44,8 @@ def _pack(head_dim: int, dtype: torch.dtype) -> Variant:
         kernel="sm80_int8_pack",
         template=(head_dim, DTYPES[dtype]),
         params=f"{_TENSOR * 2}{_LIVE_KEYS}5Q5i",
-        threads=_THREADS,
-        min_blocks=2 if head_dim * dtype.itemsize <= 256 else 1,
+        threads=_PACK_THREADS,
+        min_blocks=5 if head_dim * dtype.itemsize <= 256 else 2,
     )
 
 
@@ -97,20 +98,20 @@ def quantise(
     batch, q_heads, q_len, channels = q.shape
     kv_heads, kv_len = k.shape[1:3]
     head_dim = padded_head_dim(channels)
-    tiles = _blocks(kv_len, _TILE_KEYS)
+    blocks = 2 * _blocks(kv_len, 2 * _BLOCK_KEYS)
     chunks, chunk_tokens = _chunks(batch * kv_heads * 2, kv_len, q.device.index)
-    kv_bytes = batch * kv_heads * tiles * _TILE_KEYS * head_dim
+    kv_bytes = batch * kv_heads * blocks * _BLOCK_KEYS * head_dim
     reduction_blocks = batch * kv_heads * 2 * chunks
     packed = _allocate(
         q.device,
         head_dim,
-        2 * tiles,
+        blocks,
         chunks,
         q_codes=batch * q_heads * q_len * head_dim,
         q_scales=batch * q_heads * q_len * 4,
         k_codes=kv_bytes,
         v_codes=kv_bytes,
-        k_scales=batch * kv_heads * 2 * tiles * 16,
+        k_scales=batch * kv_heads * blocks * 16,
         v_channels=batch * kv_heads * 2 * head_dim * 4,
         partials=reduction_blocks * _partial_floats(head_dim) * 4,
     )
@@ -141,7 +142,7 @@ def quantise(
     launch(
         _PACK[head_dim, q.dtype],
         q.device.index,
-        (tiles, 2 * kv_heads, batch),
+        (blocks, 2 * kv_heads, batch),
         *k_view,
         *v_view,
         *live_view,
@@ -154,7 +155,7 @@ def quantise(
         kv_len,
         channels,
         chunks,
-        tiles,
+        blocks,
     )
     return packed
 

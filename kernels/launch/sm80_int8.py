@@ -16,7 +16,6 @@ from .int8_quantise import Packed, quantise, readable
 
 _MASK = "Qqqqqii"
 _NO_MASK = (0,) * 7
-_THREADS = 128
 _CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.bool: 3}  # enum Dtype
 
 
@@ -24,36 +23,39 @@ class Tile(NamedTuple):
     """What one block of the attention kernel works on; chosen by measurement, see ``TILES``."""
 
     keys: int  # per step
-    stages: int  # steps whose K and V have room in shared memory
+    warps: int
     row_tiles: int  # of 16 rows, per warp
+    ahead: bool  # whether the next step's scores are begun before this one's probabilities
     min_blocks: int  # resident per multiprocessor
 
     @property
     def rows(self) -> int:
-        return _THREADS // 32 * 16 * self.row_tiles
+        return 16 * self.warps * self.row_tiles
 
 
 TILES: dict[tuple[int, bool], Tile] = {  # (head_dim, masked)
-    (64, False): Tile(keys=64, stages=2, row_tiles=1, min_blocks=4),
-    (64, True): Tile(keys=64, stages=2, row_tiles=1, min_blocks=3),
-    (96, False): Tile(keys=64, stages=2, row_tiles=1, min_blocks=3),
-    (96, True): Tile(keys=64, stages=2, row_tiles=1, min_blocks=2),
-    (128, False): Tile(keys=64, stages=2, row_tiles=1, min_blocks=3),
-    (128, True): Tile(keys=64, stages=2, row_tiles=1, min_blocks=2),
-    (256, False): Tile(keys=64, stages=2, row_tiles=1, min_blocks=1),
-    (256, True): Tile(keys=64, stages=2, row_tiles=1, min_blocks=1),
+    (64, False): Tile(keys=64, warps=8, row_tiles=1, ahead=False, min_blocks=2),
+    (64, True): Tile(keys=64, warps=8, row_tiles=1, ahead=False, min_blocks=1),
+    (96, False): Tile(keys=64, warps=8, row_tiles=1, ahead=False, min_blocks=1),
+    (96, True): Tile(keys=64, warps=8, row_tiles=1, ahead=False, min_blocks=1),
+    (128, False): Tile(keys=128, warps=8, row_tiles=1, ahead=False, min_blocks=1),
+    (128, True): Tile(keys=64, warps=8, row_tiles=1, ahead=False, min_blocks=1),
+    (256, False): Tile(keys=64, warps=8, row_tiles=1, ahead=False, min_blocks=1),
+    (256, True): Tile(keys=64, warps=8, row_tiles=1, ahead=False, min_blocks=1),
 }
 
 
 def attention_variant(head_dim: int, masked: bool, tile: Tile) -> Variant:
+    kv_slots = 4 * tile.keys * head_dim + 2 * tile.keys // 64 * 16
+    q_bytes = tile.rows * head_dim if tile.row_tiles > 1 else 0
     return Variant(
         source="sm80_int8_attention.cu",
         kernel="sm80_int8_attention",
-        template=(head_dim, tile.keys, tile.stages, tile.row_tiles, masked, tile.min_blocks),
+        template=(head_dim, *tile[:-1], masked, tile.min_blocks),
         params=f"6Q{_MASK}QqqqQ8i",
-        threads=_THREADS,
+        threads=32 * tile.warps,
         min_blocks=tile.min_blocks,
-        shared_bytes=tile.stages * (2 * tile.keys * head_dim + tile.keys // 64 * 16),
+        shared_bytes=kv_slots + q_bytes,
     )
 
 
