@@ -1,0 +1,81 @@
+// The instructions that C++ has no name for: matrix products, asynchronous copies, approximations.
+#pragma once
+
+#include "types.cuh"
+
+// D = A B + C for A [16, 32] row-major, B [32, 8] column-major, 8-bit, accumulated in s32.
+// Lane 4g + t holds A[g][4t..], A[g + 8][4t..], A[g][16 + 4t..], A[g + 8][16 + 4t..] in a[0..3],
+// B[4t..][g], B[16 + 4t..][g] in b0, b1 and D[g][2t], D[g][2t + 1], D[g + 8][2t], D[g + 8][2t + 1].
+__device__ __forceinline__ void mma_s8_s8(u32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1,
+                                          const u32 (&c)[4]) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%10,%11,%12,%13};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]),
+        "r"(c[2]), "r"(c[3]));
+}
+
+__device__ __forceinline__ void mma_u8_s8(u32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1,
+                                          const u32 (&c)[4]) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%10,%11,%12,%13};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]),
+        "r"(c[2]), "r"(c[3]));
+}
+
+// Four 8 x 16-byte matrices; lane i gives the address of row i % 8 of matrix i / 8.
+__device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 shared_address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address)
+               : "memory");
+}
+
+__device__ __forceinline__ void copy_16_bytes_async(u32 shared_address, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address), "l"(global)
+               : "memory");
+}
+
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Wait until at most `PENDING` of this thread's committed groups of copies are under way.
+template <int PENDING>
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+__device__ __forceinline__ u32 shared_address_of(const void* shared) {
+  return static_cast<u32>(__cvta_generic_to_shared(shared));
+}
+
+__device__ __forceinline__ float load_shared_float(u32 address) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
+  return x;
+}
+
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ u32 permute_bytes(u32 a, u32 b, u32 selector) {
+  u32 d;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
+  return d;
+}
+
+// sum + the four unsigned bytes of `bytes`
+__device__ __forceinline__ u32 add_bytes(u32 bytes, u32 sum) {
+  u32 d;
+  asm("dp4a.u32.u32 %0, %1, 0x01010101, %2;" : "=r"(d) : "r"(bytes), "r"(sum));
+  return d;
+}

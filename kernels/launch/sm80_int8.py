@@ -1,0 +1,161 @@
+"""INT8 attention on mma.sync, for compute capabilities 8.0 to 12.x.
+
+Sources: SageAttention2 (arXiv 2411.10958) for smoothed K and for scales per thread of the matrix
+product. P in 0..255 with a scale per row and tile, smoothed V, and both products in integers are
+this project's; docs/kernel-notes-int8.md has the figures.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from ..jit.loader import launch
+from ..jit.variants import Variant
+from ..reference.visibility import Visibility, without_expanded_dims
+from .int8_quantise import Packed, quantise, readable
+
+_MASK = "Qqqqqii"
+_NO_MASK = (0,) * 7
+_CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.bool: 3}  # enum Dtype
+
+
+class Tile(NamedTuple):
+    """What one block of the attention kernel works on; chosen by measurement, see ``TILES``."""
+
+    keys: int  # per step
+    warps: int
+    row_tiles: int  # of 16 rows, per warp
+    ahead: bool  # whether the next step's scores are begun before this one's probabilities
+    min_blocks: int  # resident per multiprocessor
+
+    @property
+    def rows(self) -> int:
+        return 16 * self.warps * self.row_tiles
+
+
+TILES: dict[tuple[int, bool], Tile] = {  # (head_dim, masked)
+    (64, False): Tile(keys=64, warps=8, row_tiles=1, ahead=False, min_blocks=2),
+    (64, True): Tile(keys=64, warps=8, row_tiles=1, ahead=False, min_blocks=1),
+    (96, False): Tile(keys=64, warps=8, row_tiles=1, ahead=False, min_blocks=1),
+    (96, True): Tile(keys=64, warps=8, row_tiles=1, ahead=False, min_blocks=1),
+    (128, False): Tile(keys=128, warps=8, row_tiles=1, ahead=False, min_blocks=1),
+    (128, True): Tile(keys=64, warps=8, row_tiles=1, ahead=False, min_blocks=1),
+    (256, False): Tile(keys=64, warps=8, row_tiles=1, ahead=False, min_blocks=1),
+    (256, True): Tile(keys=64, warps=8, row_tiles=1, ahead=False, min_blocks=1),
+}
+
+
+def attention_variant(head_dim: int, masked: bool, tile: Tile) -> Variant:
+    kv_slots = 4 * tile.keys * head_dim + 2 * tile.keys // 64 * 16
+    q_bytes = tile.rows * head_dim if tile.row_tiles > 1 else 0
+    return Variant(
+        source="sm80_int8_attention.cu",
+        kernel="sm80_int8_attention",
+        template=(head_dim, *tile[:-1], masked, tile.min_blocks),
+        params=f"6Q{_MASK}QqqqQ8i",
+        threads=32 * tile.warps,
+        min_blocks=tile.min_blocks,
+        shared_bytes=kv_slots + q_bytes,
+    )
+
+
+_ATTENTION = {key: attention_variant(*key, tile) for key, tile in TILES.items()}
+VARIANTS = tuple(_ATTENTION.values())
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    mask: torch.Tensor | None,
+    scale: float,
+    causal: bool,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """``softmax(scale Q K^T + mask) V`` in INT8: [B, Hq, Nq, D], token-major in memory.
+
+    q: [B, Hq, Nq, D]; k, v: [B, Hk, Nk, D], all fp16, bf16 or fp32, D up to 256. mask: None, bool
+    (True = attend) or additive, [B|1, Hq|1, Nq|1, Nk|1]. return_lse: also the logarithm of the sum
+    of each row's exponentiated scores, FP32 [B, Hq, Nq].
+    """
+    if causal and k.shape[2] > q.shape[2]:  # the keys after these are seen by no query
+        k, v = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]]
+        mask = None if mask is None else mask[..., : q.shape[2]]
+    if mask is not None:
+        mask = mask.float() if mask.dtype == torch.float64 else mask
+        mask = mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    channels = q.shape[3]
+    q, k, v = readable(q), readable(k), readable(v)
+    packed = quantise(q, k, v, live_keys=_live_keys(mask, causal, q, k), scale=scale)
+    batch, heads, q_len = q.shape[:3]
+    out = torch.empty(batch, q_len, heads, q.shape[3], dtype=q.dtype, device=q.device)
+    out = out.transpose(1, 2)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if return_lse else None
+    launch_attention(packed, q, k, mask, causal, out, lse)
+    if not return_lse:
+        return out[..., :channels]
+    # Smoothing took scale * q . mean(K) from every score of a row.
+    group = heads // k.shape[1]
+    key_mean = packed.key_mean(k).repeat_interleave(group, 1)
+    return out[..., :channels], lse + (q.float() * key_mean).sum(-1) * scale
+
+
+def launch_attention(
+    packed: Packed,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+) -> None:
+    """Enqueue the attention kernel on quantised operands; writes ``out`` and, if given, ``lse``."""
+    key = packed.head_dim, mask is not None
+    batch, q_heads, q_len, channels = q.shape
+    launch(
+        _ATTENTION[key],
+        q.device.index,
+        (-(-q_len // TILES[key].rows), q_heads, batch),
+        packed.q_codes,
+        packed.q_scales,
+        packed.k_codes,
+        packed.v_codes,
+        packed.k_scales,
+        packed.v_channels,
+        *(_NO_MASK if mask is None else _mask_view(mask)),
+        out.data_ptr(),
+        *out.stride()[:3],
+        0 if lse is None else lse.data_ptr(),
+        q_heads,
+        k.shape[1],
+        q_len,
+        k.shape[2],
+        channels,
+        packed.blocks,
+        causal,
+        _CODES[out.dtype],
+    )
+
+
+def _mask_view(mask: torch.Tensor) -> tuple[int, ...]:
+    """C++'s ``Mask`` of ``mask`` [B, Hq, Nq, Nk], expanded."""
+    strides = mask.stride()
+    in_fours = strides[3] == 1 and all(
+        offset % 4 == 0 for offset in (mask.data_ptr() // mask.itemsize, *strides[:3])
+    )
+    return mask.data_ptr(), *strides, _CODES[mask.dtype], in_fours
+
+
+def _live_keys(mask: torch.Tensor | None, causal: bool, q, k) -> torch.Tensor | None:
+    """Keys that some query sees, bool [B|1, Hk|1, Nk] with contiguous rows; None if all are.
+
+    The others take no part in means and scales, so that whatever padding holds cannot matter.
+    """
+    if mask is None:
+        return None
+    mask = without_expanded_dims(mask)
+    mask = mask.unflatten(1, (k.shape[1], -1) if mask.shape[1] > 1 else (1, 1))
+    live = Visibility(mask, causal, q.shape[2], k.shape[2]).live_keys(k.device)
+    live = live[:, :, 0, :, 0]
+    return live if live.stride(-1) == 1 else live.contiguous()
