@@ -1,11 +1,13 @@
 """Quantised attention for torch: the one bridge between the kernels and everything above them."""
 
+import operator
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from . import backends
-from .dispatch import Decision, backend_named, choose, refuse
+from .dispatch import Decision, choose, objection_of, refuse
 from .precision import PRECISIONS
 from .request import describe_request, everyday_request, find_fault
 
@@ -36,7 +38,9 @@ def explain(
     backend: str | None = None,
     emulation: bool = True,
 ) -> Decision:
-    """Say which backend would compute this call, or why none can. Reads no data, runs nothing.
+    """Say which backend would compute this call, or why none can. Reads no data of the call.
+
+    A native backend builds and proves itself here, on the first call of each kind.
 
     Arguments as in :func:`attention`. ``trainable`` asks about :func:`attention_trainable`;
     ``emulation=False`` leaves out backends slower than the host's own attention.
@@ -79,8 +83,11 @@ def attention(
     decision = explain(q, k, v, precision=precision, mask=mask, causal=causal, backend=backend)
     if decision.backend is None:
         raise UnsupportedAttentionError(decision.reason)
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    return _attention(q, k, v, _as_4d(mask), scale, causal, precision, decision.backend)
+    scale = operator.index(q.shape[-1]) ** -0.5 if scale is None else float(scale)
+    # Calling the operator costs 15 us more than calling what it does, and only tracers need it.
+    traced = torch.compiler.is_compiling() or type(q) is not torch.Tensor
+    compute = _operator if traced else _attention
+    return compute(q, k, v, _as_4d(mask), scale, causal, precision, decision.backend)
 
 
 def attention_trainable(
@@ -103,8 +110,8 @@ def attention_trainable(
     )
     if decision.backend is None:
         raise UnsupportedAttentionError(decision.reason)
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    train = backend_named(decision.backend).train
+    scale = operator.index(q.shape[-1]) ** -0.5 if scale is None else float(scale)
+    train = backends.named(decision.backend).train
     return train(q, k, v, mask=_as_4d(mask), scale=scale, causal=causal)
 
 
@@ -116,7 +123,7 @@ def capabilities(device: torch.device | str) -> list[Capability]:
         request = everyday_request(precision, device)
         for backend in backends.BACKENDS:
             if precision in backend.precisions:
-                reason = backend.objection(request) or ""
+                reason = objection_of(backend, request) or ""
                 rows.append(Capability(precision, backend.name, backend.native, not reason, reason))
     return rows
 
@@ -125,9 +132,6 @@ def _as_4d(mask: torch.Tensor | None) -> torch.Tensor | None:
     return None if mask is None else mask[(None,) * (4 - mask.ndim)]
 
 
-# An operator of its own so that torch.compile sees one opaque node instead of the emulation's
-# hundreds, and so that native launchers need no tracing rules.
-@torch.library.custom_op("sageattention3::attention", mutates_args=())
 def _attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -138,13 +142,24 @@ def _attention(
     precision: str,
     backend: str,
 ) -> torch.Tensor:
-    out = backend_named(backend).forward(
+    out = backends.named(backend).forward(
         q, k, v, precision=precision, mask=mask, scale=scale, causal=causal
     )
     return out.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-@_attention.register_fake
+# An operator of its own so that torch.compile sees one opaque node instead of the emulation's
+# hundreds, and so that native launchers need no tracing rules. torch has one table of operators per
+# process: a second copy of the pack would take the first one's place in it, and torch 2.13 crashes.
+if hasattr(torch.ops.sageattention3, "attention"):
+    raise ImportError(
+        "SageAttention3 is loaded already, from another folder: remove one of the two copies from "
+        f"custom_nodes (this one is {Path(__file__).resolve().parents[1]}) and restart ComfyUI"
+    )
+_operator = torch.library.custom_op("sageattention3::attention", _attention, mutates_args=())
+
+
+@_operator.register_fake
 def _(q, k, v, mask, scale, causal, precision, backend):
     b, h, n, d = q.shape
     return q.new_empty((b, n, h, d)).transpose(1, 2)

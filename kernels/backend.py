@@ -50,6 +50,34 @@ class HeadDimUpTo:
 
 
 @dataclass(frozen=True)
+class Capability:
+    """An NVIDIA GPU of compute capability ``first`` to ``last``, both (major, minor)."""
+
+    first: tuple[int, int]
+    last: tuple[int, int]
+
+    def admits(self, request: Request) -> bool:
+        return request.capability is not None and self.first <= request.capability <= self.last
+
+    def describe(self) -> str:
+        first, last = (".".join(map(str, version)) for version in (self.first, self.last))
+        return f"an NVIDIA GPU of compute capability {first} to {last}"
+
+
+@dataclass(frozen=True)
+class Dtypes:
+    """q has one of these dtypes."""
+
+    dtypes: tuple[torch.dtype, ...]
+
+    def admits(self, request: Request) -> bool:
+        return request.dtype in self.dtypes
+
+    def describe(self) -> str:
+        return " or ".join(str(dtype).removeprefix("torch.") for dtype in self.dtypes)
+
+
+@dataclass(frozen=True)
 class Backend:
     """One way to compute ``precisions``.
 

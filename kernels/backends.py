@@ -1,6 +1,13 @@
 """The backends of this build, in the order in which dispatch tries them: native before emulated."""
 
 from .backend import Backend
+from .launch.sm80_int8 import SM80_INT8
 from .reference.backend import REFERENCE
 
-BACKENDS: tuple[Backend, ...] = (REFERENCE,)
+BACKENDS: tuple[Backend, ...] = (SM80_INT8, REFERENCE)
+
+
+def named(name: str) -> Backend:
+    """The backend of that name; dispatch has chosen it, so there is one."""
+    [found] = [backend for backend in BACKENDS if backend.name == name]
+    return found

@@ -1,8 +1,13 @@
-"""Declared constraints in; a backend, or the reason why not, out. Nothing is tried or run."""
+"""Declared constraints in; a backend, or the reason why not, out.
 
+The call itself is never tried. Only a native backend's self-test runs here, once per kind of call.
+"""
+
+import operator
 from typing import NamedTuple
 
-from . import backends
+from . import backends, selftest
+from .backend import Backend
 from .request import Request
 
 
@@ -37,13 +42,29 @@ def choose(request: Request, *, backend: str | None = None, emulation: bool = Tr
         return refuse(f"no backend is named {backend!r}; this build has {known}")
     objections = []
     for candidate in candidates:
-        objection = candidate.objection(request)
+        objection = objection_of(candidate, request)
         if objection is None and not candidate.native and not emulation:
             objection = f"no native {request.precision} kernel fits this call, emulation is off"
         if objection is None:
             return Decision(candidate.name, candidate.native, "; ".join(objections))
         objections.append(objection)
     return refuse("; ".join(objections))
+
+
+def objection_of(backend: Backend, request: Request) -> str | None:
+    """Why ``backend`` cannot serve ``request`` here, as a clause; None if it can."""
+    objection = backend.objection(request)
+    if objection or not backend.native:
+        return objection
+    return selftest.fault(
+        backend.name,
+        request.precision,
+        request.device,
+        request.device_index,
+        # Under torch.compile the number of channels may be a symbol; kernels are built for a value.
+        operator.index(request.head_dim),
+        request.dtype,
+    )
 
 
 def _objection_to_any(request: Request) -> str | None:
@@ -55,7 +76,3 @@ def _objection_to_any(request: Request) -> str | None:
     if request.needs_grad and not request.trainable:
         return "a gradient is needed and inference kernels would cut it"
     return None
-
-
-def backend_named(name: str) -> backends.Backend:
-    return next(b for b in backends.BACKENDS if b.name == name)

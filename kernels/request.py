@@ -16,6 +16,7 @@ class Request(NamedTuple):
 
     precision: str
     device: str  # torch device type: "cpu", "cuda", ...
+    device_index: int | None  # of that type
     capability: tuple[int, int] | None  # CUDA compute capability of that device
     dtype: torch.dtype  # of q; the output has it too
     mixed_dtypes: bool  # k or v differ from q
@@ -61,6 +62,7 @@ def describe_request(
     return Request(
         precision=precision,
         device=q.device.type,
+        device_index=q.device.index,
         capability=compute_capability(q.device),
         dtype=q.dtype,
         mixed_dtypes=not (q.dtype == k.dtype == v.dtype),
@@ -82,6 +84,7 @@ def everyday_request(precision: str, device: torch.device) -> Request:
     return Request(
         precision=precision,
         device=device.type,
+        device_index=device.index,
         capability=compute_capability(device),
         dtype=torch.float16,
         mixed_dtypes=False,

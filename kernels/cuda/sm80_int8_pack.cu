@@ -179,8 +179,11 @@ template <int HEAD_DIM, Dtype DTYPE>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<HEAD_DIM, DTYPE>)
 sm80_int8_pack(const __grid_constant__ Params p) {
   __shared__ float mean[HEAD_DIM], inverse[HEAD_DIM];
-  const int block = blockIdx.x, which = blockIdx.y % 2, head = blockIdx.y / 2, batch = blockIdx.z;
-  if (which) {
+  // One grid dimension, as the others end at 65535 heads or batches.
+  const int block = blockIdx.x % p.blocks, values = blockIdx.x / p.blocks % 2;
+  const int kv_head = blockIdx.x / p.blocks / 2;
+  const int head = kv_head % p.kv_heads, batch = kv_head / p.kv_heads;
+  if (values) {
     pack_values<HEAD_DIM, DTYPE>(p, block, head, batch, mean, inverse);
   } else {
     pack_keys<HEAD_DIM, DTYPE>(p, block, head, batch, mean, inverse);

@@ -133,11 +133,12 @@ __device__ void reduce_tokens(const Params& p, int index) {
   }
 }
 
-template <int HEAD_DIM>
-constexpr int MIN_BLOCKS = HEAD_DIM <= 128 ? 3 : 2;
+// 80 registers, which three blocks leave, are too few for tokens of FP32.
+template <int HEAD_DIM, Dtype DTYPE>
+constexpr int MIN_BLOCKS = HEAD_DIM <= 128 && DTYPE != F32 ? 3 : 2;
 
 template <int HEAD_DIM, Dtype DTYPE>
-__global__ void __launch_bounds__(THREADS, MIN_BLOCKS<HEAD_DIM>)
+__global__ void __launch_bounds__(THREADS, MIN_BLOCKS<HEAD_DIM, DTYPE>)
 sm80_int8_prologue(const __grid_constant__ Params p) {
   const int index = blockIdx.x;
   if (index < p.reduction_blocks) {

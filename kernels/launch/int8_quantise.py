@@ -34,7 +34,7 @@ def _prologue(head_dim: int, dtype: torch.dtype) -> Variant:
         template=(head_dim, DTYPES[dtype]),
         params=f"{_TENSOR * 3}{_LIVE_KEYS}3Q9if",
         threads=_PROLOGUE_THREADS,
-        min_blocks=3 if head_dim <= 128 else 2,
+        min_blocks=3 if head_dim <= 128 and dtype.itemsize == 2 else 2,
     )
 
 
@@ -142,7 +142,7 @@ def quantise(
     launch(
         _PACK[head_dim, q.dtype],
         q.device.index,
-        (blocks, 2 * kv_heads, batch),
+        (blocks * 2 * kv_heads * batch, 1, 1),
         *k_view,
         *v_view,
         *live_view,

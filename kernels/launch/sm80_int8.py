@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..backend import Backend, Capability, Dtypes, HeadDimUpTo
 from ..jit.loader import launch
 from ..jit.variants import Variant
 from ..reference.visibility import Visibility, without_expanded_dims
@@ -159,3 +160,23 @@ def _live_keys(mask: torch.Tensor | None, causal: bool, q, k) -> torch.Tensor | 
     live = Visibility(mask, causal, q.shape[2], k.shape[2]).live_keys(k.device)
     live = live[:, :, 0, :, 0]
     return live if live.stride(-1) == 1 else live.contiguous()
+
+
+def _forward(q, k, v, *, precision: str, mask, scale: float, causal: bool) -> torch.Tensor:
+    if not q.dtype == k.dtype == v.dtype:  # FP32 holds what any of them may, FP16 does not
+        out = attend(q.float(), k.float(), v.float(), mask=mask, scale=scale, causal=causal)
+        return out.to(q.dtype)
+    return attend(q, k, v, mask=mask, scale=scale, causal=causal)
+
+
+SM80_INT8 = Backend(
+    name="sm80_int8",
+    precisions=("int8",),
+    native=True,
+    constraints=(
+        Capability((8, 0), (12, 1)),
+        Dtypes((torch.float16, torch.bfloat16, torch.float32)),
+        HeadDimUpTo(256),
+    ),
+    forward=_forward,
+)

@@ -1,8 +1,12 @@
 """kernels.attention and its kin: arguments in every form, errors in words, torch.compile."""
 
+import importlib.util
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from sageattention3.demo.pack import ROOT
 from sageattention3.kernels import (
     PRECISIONS,
     UnsupportedAttentionError,
@@ -267,6 +271,25 @@ def test_compiled_equals_eager_in_one_graph_at_any_length():
 
 def test_capabilities_lists_every_precision_a_backend_offers_with_a_reason_where_unusable():
     rows = capabilities("cpu")
-    assert {row.precision for row in rows} == set(QUANTISED)
-    assert all(row.usable and not row.native and not row.reason for row in rows)
-    assert all(not row.usable and "cpu or cuda" in row.reason for row in capabilities("meta"))
+    assert {row.precision for row in rows if row.usable} == set(QUANTISED)
+    assert all(row.usable == (not row.native) == (not row.reason) for row in rows)
+    assert all("NVIDIA GPU" in row.reason for row in rows if row.native)
+    assert all(not row.usable and row.reason for row in capabilities("meta"))
+
+
+def test_a_second_copy_of_the_pack_is_refused_with_the_way_out():
+    """Both in custom_nodes: torch's table of operators has room for one."""
+    spec = importlib.util.spec_from_file_location(
+        "second_copy", ROOT / "__init__.py", submodule_search_locations=[str(ROOT)]
+    )
+    sys.modules["second_copy"] = importlib.util.module_from_spec(spec)
+    try:
+        with pytest.raises(ImportError, match="remove one of the two copies"):
+            spec.loader.exec_module(sys.modules["second_copy"])
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] == "second_copy"]:
+            del sys.modules[name]
+    q = torch.randn(1, 1, 8, 64)
+    assert torch.ops.sageattention3.attention(q, q, q, None, 1.0, False, "int8", "reference").equal(
+        attention(q, q, q, precision="int8", scale=1.0)
+    )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from sageattention3 import kernels
-from sageattention3.kernels import backends, dispatch
+from sageattention3.kernels import backends, dispatch, selftest
 from sageattention3.kernels.backend import Backend, HeadDimUpTo, OnDevice
 from sageattention3.kernels.request import everyday_request
 
@@ -20,8 +20,11 @@ def fake(name: str, *, native: bool = True, precisions=("int8",), constraints=()
 
 @pytest.fixture
 def registry(monkeypatch):
-    def use(*entries):
+    """Replaces the backends; natives count as proven but for those named in ``faults``."""
+
+    def use(*entries, faults=None):
         monkeypatch.setattr(backends, "BACKENDS", entries)
+        monkeypatch.setattr(selftest, "fault", lambda name, *_: (faults or {}).get(name))
 
     return use
 
@@ -55,6 +58,13 @@ def test_a_backend_asked_for_by_name_is_used_or_refused_by_name(registry):
     assert "no backend is named 'three'" in dispatch.choose(EVERYDAY, backend="three").reason
 
 
+def test_a_backend_that_failed_its_self_test_is_passed_over_with_the_reason(registry):
+    registry(fake("wrong"), fake("right"), faults={"wrong": "wrong failed its self-test"})
+    decision = dispatch.choose(EVERYDAY)
+    assert decision.backend == "right"
+    assert decision.reason == "wrong failed its self-test"
+
+
 def test_no_inference_backend_is_chosen_where_a_gradient_is_needed(registry):
     registry(fake("fast"))
     decision = dispatch.choose(EVERYDAY._replace(needs_grad=True))
@@ -78,10 +88,16 @@ def test_fp16_is_never_computed_by_a_kernel(registry):
     ("change", "words"),
     [
         ({"device": "mps"}, "tensors on cpu or cuda"),
+        ({"device": "mps"}, "compute capability 8.0 to 12.1"),
+        ({"device": "cuda", "capability": (7, 5), "head_dim": 512}, "capability 8.0 to 12.1"),
+        (
+            {"device": "cuda", "capability": (9, 0), "dtype": torch.float64, "head_dim": 512},
+            "sm80_int8 needs float16 or bfloat16 or float32",
+        ),
         ({"head_dim": 512}, "head_dim of at most 256"),
     ],
 )
-def test_the_reference_backend_declares_its_limits(change, words):
+def test_the_backends_declare_their_limits(change, words):
     decision = dispatch.choose(EVERYDAY._replace(**change))
     assert decision.backend is None
     assert words in decision.reason
