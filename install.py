@@ -1,20 +1,27 @@
 #!/usr/bin/env python3
-"""Installer of the pack, and the two commands of its README.
+"""Installer of the pack, its kernel build, and the two commands of its README.
 
-    python install.py          inside ComfyUI: install what the pack lacks (never torch)
+    python install.py          inside ComfyUI: install what the pack lacks (never torch), and build
+                               the kernels of this machine's GPUs
+    python install.py build    build kernels ahead of time; needs no GPU. --arch sm_89,sm_120a names
+                               GPUs, --report FILE.json keeps resources and instruction counts
     python install.py demo     run the shipped workflows on tiny models in a real ComfyUI
-    python install.py test     run every test that needs no GPU; further options go to pytest
+    python install.py test     run every test that needs no GPU; --no-browser leaves the frontend
+                               out, further options go to pytest
 
-demo and test work in ``.venv`` and ``.host`` beside this file and touch nothing else. Both may be
-interrupted at any point and started again; what is done is not done twice. Only the standard
-library is used here, since nothing else is there yet.
+demo and test work in ``.venv`` and ``.host`` beside this file and touch nothing else; so does build
+where the Python that runs it has no PyTorch. All may be interrupted at any point and started again;
+what is done is not done twice. Only the standard library is used here, since nothing else is there
+yet.
 """
 
 import argparse
 import contextlib
 import hashlib
+import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,7 +36,7 @@ LOG = VENV / "install.log"
 STAMP = VENV / "installed"
 OLDEST_PYTHON = (3, 10)
 
-COMMANDS = ("install", "demo", "test")
+COMMANDS = ("install", "build", "demo", "test")
 REQUIREMENTS = ROOT / "requirements.txt"
 HOST_REQUIREMENTS = ROOT / "requirements-host.txt"
 TORCH = "torch==2.13.0"
@@ -52,17 +59,18 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("command", nargs="?", choices=COMMANDS, default="install")
-    parser.add_argument("--no-browser", action="store_true", help="test: leave the frontend out")
-    parsed, for_pytest = parser.parse_known_args(arguments)
-    if parsed.command != "test" and (for_pytest or parsed.no_browser):
-        parser.error(f"only test takes options; {parsed.command} takes none")
+    parsed, options = parser.parse_known_args(arguments)
+    if options and parsed.command in ("install", "demo"):
+        parser.error(f"{parsed.command} takes no options: {' '.join(options)}")
     try:
         if parsed.command == "install":
             return install()
+        if parsed.command == "build":
+            return build(options)
         make_environment()
         if parsed.command == "demo":
-            return run_tool("demo")
-        return test(browser=not parsed.no_browser, options=for_pytest)
+            return run_tool(PYTHON, "demo")
+        return test(options)
     except SetupError as error:
         print(f"\n{error}", file=sys.stderr)
         return 1
@@ -71,34 +79,67 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
-# --- inside ComfyUI ------------------------------------------------------------------------------
+# --- inside ComfyUI, and the kernels -------------------------------------------------------------
 
 
 def install() -> int:
-    """Install missing requirements into the Python that runs this; 0 also where some can't be had.
+    """Install what is missing into the Python that runs this, then build the kernels.
 
+    Answers 0 also where something can't be had: the pack serves with less, and says so.
     torch is ComfyUI's own affair: another torch than the one it came with breaks it.
     """
-    missing = [line for line in read_requirements() if importlib.util.find_spec(line) is None]
-    if not missing:
-        print("SageAttention3: everything it needs is here. Restart ComfyUI to load it.")
-        return 0
-    print(f"SageAttention3: installing {', '.join(missing)}")
-    command = [sys.executable, "-m", "pip", "install", *missing]
-    if subprocess.run(command, check=False).returncode == 0:
-        print("SageAttention3: done. Restart ComfyUI to load it.")
-    else:
-        print(
-            f"SageAttention3: pip could not install {', '.join(missing)} (its words are above). "
-            "The nodes work all the same, but the report has no picture and profiles can't be "
-            "saved. Once the cause is mended, run this again."
-        )
+    cuda = torch_cuda()
+    missing = [line for line in read_requirements(cuda) if not is_met(line)]
+    if missing:
+        print(f"SageAttention3: installing {', '.join(missing)}")
+        command = [sys.executable, "-m", "pip", "install", *missing]
+        if subprocess.run(command, check=False).returncode:
+            print(
+                f"SageAttention3: pip could not install {', '.join(missing)} (its words are "
+                "above). The nodes work all the same, but some of this is left out: the report's "
+                "picture, profiles, or the fast kernels. Once the cause is mended, run this again."
+            )
+            return 0
+    if cuda and run_tool(Path(sys.executable), "build"):
+        print("SageAttention3: not all kernels were built; the first run tries again.")
+    print("SageAttention3: done. Restart ComfyUI to load it.")
     return 0
 
 
-def read_requirements() -> list[str]:
-    """Names of the runtime requirements, which are also the names they are imported by."""
-    return REQUIREMENTS.read_text(encoding="utf-8").split()
+def torch_cuda() -> str:
+    """Version of CUDA that this Python's torch was made for, e.g. "13.0"; empty if it has none."""
+    if importlib.util.find_spec("torch") is None:
+        return ""
+    import torch
+
+    return torch.version.cuda or ""
+
+
+def read_requirements(cuda: str = "") -> list[str]:
+    """Runtime requirements. cuda-bindings loads only NVRTC of its own major version: torch's."""
+    lines = REQUIREMENTS.read_text(encoding="utf-8").splitlines()
+    if cuda:
+        major = cuda.partition(".")[0]
+        lines = [re.sub(r"^cuda-bindings[^;]*", f"cuda-bindings=={major}.*", x) for x in lines]
+    return lines
+
+
+def is_met(requirement: str) -> bool:
+    """Whether the running Python has it; of versions, only a major one asked for is looked at."""
+    name, major = re.match(r"([\w-]+)(?:==(\d+)\.\*)?", requirement).groups()
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return major is None or version.partition(".")[0] == major
+
+
+def build(options: list[str]) -> int:
+    """Build kernels with the Python that runs this if it has a torch, else in ``.venv``."""
+    if importlib.util.find_spec("torch"):
+        return run_tool(Path(sys.executable), "build", *options)
+    make_environment()
+    return run_tool(PYTHON, "build", *options)
 
 
 # --- the environment of demo and test ------------------------------------------------------------
@@ -182,15 +223,20 @@ def install_torchvision() -> None:
 # --- the two commands ----------------------------------------------------------------------------
 
 
-def run_tool(*arguments: str) -> int:
-    """Run ``demo/__main__.py`` in the environment."""
-    command = [PYTHON, ROOT / "demo" / "__main__.py", *arguments]
+def run_tool(python: Path, *arguments: str) -> int:
+    """Run ``demo/__main__.py``."""
+    command = [python, ROOT / "demo" / "__main__.py", *arguments]
     return subprocess.run(command, check=False).returncode
 
 
-def test(*, browser: bool, options: list[str]) -> int:
-    """Lint, format check and the whole test suite; pytest's own closing line comes last."""
-    if run_tool("prepare", *(["--browser"] if browser else [])):
+def test(options: list[str]) -> int:
+    """Lint, format check and the whole test suite; pytest's own closing line comes last.
+
+    ``--no-browser`` among the options leaves the frontend out; the others go to pytest.
+    """
+    browser = "--no-browser" not in options
+    options = [option for option in options if option != "--no-browser"]
+    if run_tool(PYTHON, "prepare", *(["--browser"] if browser else [])):
         return 1
     for check in (["check"], ["format", "--check"]):
         command = [PYTHON, "-m", "ruff", *check, ROOT]

@@ -1,4 +1,4 @@
-"""The tools behind install.py, run in its environment: ``prepare [--browser]`` and ``demo``."""
+"""The tools behind install.py: ``prepare [--browser]``, ``demo`` and ``build [options]``."""
 
 import argparse
 import importlib
@@ -12,7 +12,10 @@ def main() -> int:
     prepare = commands.add_parser("prepare", help="unpack the ComfyUI host")
     prepare.add_argument("--browser", action="store_true", help="and get a browser and its driver")
     commands.add_parser("demo", help="run the shipped workflows on tiny models")
-    arguments = parser.parse_args()
+    commands.add_parser("build", help="build the kernels; options as in kernels/jit/cli.py")
+    arguments, options = parser.parse_known_args()
+    if options and arguments.command != "build":
+        parser.error(f"unknown: {' '.join(options)}")
 
     # Python puts this folder first, where its modules would shadow ComfyUI's of the same names.
     folder = sys.path.pop(0)
@@ -21,6 +24,8 @@ def main() -> int:
     spec.loader.exec_module(loader)
     loader.load_pack()
 
+    if arguments.command == "build":
+        return importlib.import_module("sageattention3.kernels.jit.cli").main(options)
     host = importlib.import_module("sageattention3.demo.host")
     try:
         host.prepare()

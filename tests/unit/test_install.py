@@ -1,5 +1,7 @@
 """install.py on machines that are offline, interrupted, old, or oddly named."""
 
+import ast
+import importlib.metadata
 import importlib.util
 import re
 import subprocess
@@ -11,6 +13,7 @@ import pytest
 from sageattention3.demo import host
 
 ROOT = Path(__file__).resolve().parents[2]
+NAMES = ("filelock", "matplotlib", "ninja", "platformdirs", "psutil", "safetensors")
 
 
 @pytest.fixture
@@ -93,29 +96,97 @@ def test_pip_without_a_network_ends_in_a_sentence_and_a_log(install, monkeypatch
     assert "no-such-package-anywhere" in install.LOG.read_text()
 
 
-def test_inside_comfyui_only_what_is_missing_is_installed_into_the_running_python(
-    install, monkeypatch
+class ComfyUI:
+    """The Python of a ComfyUI: what it has, what was run in it, and how that ended."""
+
+    def __init__(self):
+        self.cuda = "13.0"
+        self.installed = dict.fromkeys(NAMES, "1.0") | {"cuda-bindings": "13.1.1"}
+        self.commands = []
+        self.status = {}  # of pip and of the build; 0 where nothing is said
+
+    def version(self, name):
+        if name not in self.installed:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return self.installed[name]
+
+    def run(self, command, check):
+        self.commands.append([str(word) for word in command[1:]])
+        tool = "pip" if "pip" in command else "build"
+        return subprocess.CompletedProcess(command, self.status.get(tool, 0))
+
+
+@pytest.fixture
+def comfyui(install, monkeypatch):
+    comfyui = ComfyUI()
+    monkeypatch.setattr(install.importlib.metadata, "version", comfyui.version)
+    monkeypatch.setattr(install.subprocess, "run", comfyui.run)
+    monkeypatch.setattr(install, "torch_cuda", lambda: comfyui.cuda)
+    return comfyui
+
+
+BUILD = [str(ROOT / "demo" / "__main__.py"), "build"]
+
+
+def test_inside_comfyui_only_what_is_missing_is_installed_and_the_kernels_are_built(
+    install, comfyui
 ):
-    commands = []
+    del comfyui.installed["matplotlib"]
+    assert install.main([]) == 0
+    assert comfyui.commands == [["-m", "pip", "install", "matplotlib"], BUILD]
 
-    def run(command, check):
-        commands.append(command)
-        return subprocess.CompletedProcess(command, 1)  # offline
 
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        install.importlib.util, "find_spec", lambda n: None if n == "matplotlib" else found(n)
-    )
-    monkeypatch.setattr(install.subprocess, "run", run)
-    assert install.main([]) == 0, "a pack that can serve is not a failed installation"
-    assert commands == [[sys.executable, "-m", "pip", "install", "matplotlib"]]
+@pytest.mark.parametrize(
+    ("cuda", "bindings", "wanted"),
+    [
+        ("12.8", "12.9.4", None),
+        ("12.8", "13.1.1", "cuda-bindings==12.*"),
+        ("13.0", "12.9.4", "cuda-bindings==13.*"),
+        ("12.8", None, "cuda-bindings==12.*"),
+    ],
+)
+def test_the_cuda_bindings_have_the_major_version_of_torchs_cuda(
+    install, comfyui, cuda, bindings, wanted
+):
+    """Others would look for an NVRTC that torch did not bring."""
+    comfyui.cuda = cuda
+    comfyui.installed["cuda-bindings"] = bindings
+    if bindings is None:
+        del comfyui.installed["cuda-bindings"]
+    install.main([])
+    asked = [line.partition(";")[0] for line in comfyui.commands[0][3:]]
+    assert asked == ([wanted] if wanted else [])
+
+
+def test_a_pack_that_can_serve_with_less_is_no_failed_installation(install, comfyui, capsys):
+    comfyui.status = {"build": 1}
+    assert install.main([]) == 0
+    assert "the first run tries again" in capsys.readouterr().out
+    comfyui.status = {"pip": 1}
+    del comfyui.installed["ninja"]
+    assert install.main([]) == 0
+    assert "could not install ninja" in capsys.readouterr().out
+
+
+def test_without_a_cuda_torch_nothing_is_built(install, comfyui):
+    comfyui.cuda = ""
+    assert install.main([]) == 0
+    assert comfyui.commands == []
+
+
+def test_build_uses_the_running_python_only_if_that_has_a_torch(install, comfyui, monkeypatch):
+    monkeypatch.setattr(install, "make_environment", lambda: comfyui.commands.append("environment"))
+    monkeypatch.setattr(install.importlib.util, "find_spec", lambda name: None)
+    assert install.main(["build", "--arch", "sm_89"]) == 0
+    assert comfyui.commands == ["environment", [*BUILD, "--arch", "sm_89"]]
 
 
 def test_the_pack_never_asks_for_another_torch(install):
-    assert not [name for name in install.read_requirements() if "torch" in name]
+    lines = install.read_requirements()
+    assert not [line for line in lines if "torch" in line]
     project = (ROOT / "pyproject.toml").read_text("utf-8")
-    [declared] = re.findall(r"^dependencies = \[(.*)\]$", project, re.M)
-    assert re.findall(r'"([^"]+)"', declared) == install.read_requirements()
+    declared = re.search(r"^dependencies = (\[.*?^\])$", project, re.M | re.S).group(1)
+    assert ast.literal_eval(declared) == lines
 
 
 def test_every_requirement_of_demo_and_test_is_pinned(install):
