@@ -21,8 +21,12 @@ class SageAttention3LoadDiffusionModel:
         }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, preset=None, precision=None, cross_attention=None):  # noqa: N802
-        return check_choices(preset=preset, precision=precision, cross_attention=cross_attention)
+    def VALIDATE_INPUTS(  # noqa: N802
+        cls, preset=None, precision=None, cross_attention=None, profile=None
+    ):
+        return check_choices(
+            profile, preset=preset, precision=precision, cross_attention=cross_attention
+        )
 
     def load(self, unet_name: str, weight_dtype: str, **settings: Any) -> tuple[Any]:
         (model,) = _host_loader()().load_unet(unet_name, weight_dtype)

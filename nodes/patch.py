@@ -22,8 +22,12 @@ class SageAttention3Patch:
         return {"required": {"model": model, **PLAN_WIDGETS}, "optional": PROFILE_INPUT}
 
     @classmethod
-    def VALIDATE_INPUTS(cls, preset=None, precision=None, cross_attention=None):  # noqa: N802
-        return check_choices(preset=preset, precision=precision, cross_attention=cross_attention)
+    def VALIDATE_INPUTS(  # noqa: N802
+        cls, preset=None, precision=None, cross_attention=None, profile=None
+    ):
+        return check_choices(
+            profile, preset=preset, precision=precision, cross_attention=cross_attention
+        )
 
     def patch(self, model: Any, **settings: Any) -> tuple[Any]:
         return (patch_model(model, **settings),)

@@ -6,6 +6,7 @@ from .engine.layout import describe_model
 from .engine.override import install
 from .engine.plan import CROSS_ATTENTION, CUSTOM, PRESETS, make_plan
 from .engine.profile import TYPE as PROFILE_TYPE
+from .engine.profile import ProfileError, require_profile
 
 # In the order of speed gained for accuracy lost, mildest first: the order of the menu.
 PRECISION_MENU = ["int8", "fp4", "int8_fp4", "fp16"]
@@ -100,17 +101,24 @@ PROFILE_INPUT = {
         PROFILE_TYPE,
         {
             "tooltip": "Measured errors of this model's layers. Layers that lose too much at the "
-            "chosen precision stay in fp16."
+            "chosen precision stay in fp16. Profiles come from a calibration that this version "
+            "does not have yet: leave it unconnected."
         },
     )
 }
 
 
-def check_choices(**chosen: Any) -> bool | str:
+def check_choices(profile: Any = None, **chosen: Any) -> bool | str:
     """For VALIDATE_INPUTS: True, or what is wrong with a menu's value and what it may be.
 
-    The host's own message for a value from another version of the pack names no way out.
+    The host's own message for a value from another version of the pack names no way out, and an
+    input of a type of ours it lets through unseen.
     """
+    if profile is not None:
+        try:
+            require_profile(profile)
+        except ProfileError as error:
+            return str(error)
     for name, value in chosen.items():
         menu = PLAN_WIDGETS[name][0]
         if value is not None and value not in menu:  # None: comes from a link, known only later
@@ -130,7 +138,7 @@ def patch_model(model: Any, *, enabled: bool, profile: Any = None, **settings: A
         return model
     _require_overrides()
     if profile is not None:
-        profile.check(model)
+        require_profile(profile).check(model)
     network = model.get_model_object("diffusion_model")
     layout = describe_model(getattr(network, "_orig_mod", network))  # torch.compile wraps it
     return install(model, make_plan(layout, profile=profile, **settings), layout)

@@ -186,6 +186,6 @@ def _inaccurate(
         raise ProfileError(
             f"the profile measures layers that this model lacks ({', '.join(sorted(strangers)[:3])}"
             f"{' ...' if len(strangers) > 3 else ''}); the model has {layout.summary()}. "
-            "Calibrate again on this model"
+            "Disconnect the profile, or load the model that it was measured on"
         )
     return {p: profile.exceptions(p) for p in precisions if p != "fp16"}

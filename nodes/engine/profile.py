@@ -1,4 +1,6 @@
-"""Measured errors of one model's layers, made by calibration and used to choose exceptions.
+"""Measured errors of one model's layers, used to choose exceptions.
+
+A calibration is to measure them. This version has none: it reads profiles and makes none.
 
 File: safetensors. Metadata key ``sageattention3_profile`` holds JSON (:data:`FORMAT`); tensors are
 ``errors.<precision>`` (float32 [layers], NaN where not measured) and ``fingerprint`` (float32).
@@ -7,13 +9,16 @@ File: safetensors. Metadata key ``sageattention3_profile`` holds JSON (:data:`FO
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
+
+from ...kernels import PRECISIONS
 
 TYPE = "SAGE3_PROFILE"  # in graphs
 FORMAT = 1
@@ -24,7 +29,19 @@ _SAME_WEIGHTS = 0.3
 
 
 class ProfileError(ValueError):
-    """The profile can't be read, or is not of this model. The message says what to do."""
+    """No profile, one that can't be read, or another model's. The message says what to do."""
+
+
+def require_profile(value: object) -> "Profile":
+    """``value`` as it came to a node's profile input. Raises ProfileError if it is no Profile."""
+    if isinstance(value, Profile):
+        return value
+    text = repr(value)
+    raise ProfileError(
+        f"profile is {text[:60]}{'...' if len(text) > 60 else ''} ({type(value).__name__}), which "
+        "is not a profile of measured errors. Leave the profile input unconnected: profiles come "
+        "from the calibration, which this version does not have yet"
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +100,7 @@ class Profile:
         if not self.fingerprint.matches(fingerprint(model)):
             raise ProfileError(
                 f"the profile was measured on another model (a {self.family}): load that model, or "
-                "calibrate this one"
+                "disconnect the profile"
             )
 
     def save(self, path: str | Path) -> None:
@@ -105,34 +122,80 @@ class Profile:
     @classmethod
     def load(cls, path: str | Path) -> "Profile":
         """Read a profile. Raises ProfileError if ``path`` is not one, or is damaged."""
+        if not isinstance(path, (str, os.PathLike)):
+            raise ProfileError(f"{path!r} is not the path of a profile: choose a profile's file")
         try:
             with safe_open(path, framework="pt") as file:
-                head = json.loads((file.metadata() or {})[_META])
+                text = (file.metadata() or {}).get(_META)
+                if text is None:
+                    raise ProfileError(
+                        f"{path} is a safetensors file, but not a profile: choose a profile's file"
+                    )
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except KeyError:
-            raise ProfileError(f"{path} is a safetensors file, but not a profile") from None
-        except (OSError, SafetensorError, ValueError) as error:
-            raise ProfileError(f"{path} can't be read ({error}): calibrate again") from error
-        if not isinstance(head, dict) or head.get("format") != FORMAT:
+        except ProfileError:
+            raise
+        except FileNotFoundError:
+            raise ProfileError(f"there is no file {path}: choose a profile's file") from None
+        except Exception as error:  # safetensors lets through whatever its parts raise
             raise ProfileError(
-                f"{path} was written by another version of the pack: calibrate again"
-            )
+                f"{path} can't be read ({error}): it is no profile, or an incomplete one"
+            ) from error
         try:
-            return cls._parse(head, tensors)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise ProfileError(f"{path} is damaged ({error}): calibrate again") from error
+            return cls._parse(json.loads(text), tensors)
+        except ProfileError as error:
+            raise ProfileError(f"{path} {error}: use another copy, or none") from None
+        except (ValueError, RecursionError) as error:  # of the JSON
+            raise ProfileError(f"{path} is damaged ({error}): use another copy, or none") from None
 
     @classmethod
-    def _parse(cls, head: dict, tensors: dict[str, torch.Tensor]) -> "Profile":
-        samples = tensors.pop("fingerprint")
+    def _parse(cls, head: object, tensors: dict[str, torch.Tensor]) -> "Profile":
+        """The profile of a file's parts. Raises ProfileError with what is wrong with the file."""
+        _require(isinstance(head, dict), "its header is no table")
+        version = head.get("format")
+        _require(type(version) is int, "its format is no number")  # True would pass for 1
+        if version != FORMAT:
+            raise ProfileError("was written by another version of the pack")
+        for name in ("family", "shapes", "pack_version"):
+            _require(isinstance(head.get(name), str), f"its {name} is no text")
+        limit = head.get("max_error")
+        _require(
+            type(limit) in (int, float) and 0 <= limit < math.inf,
+            "its max_error is no number from 0 up",
+        )
+        layers = head.get("layers")
+        _require(
+            isinstance(layers, list) and all(isinstance(layer, str) for layer in layers),
+            "its layers are no list of names",
+        )
+        _require(len(set(layers)) == len(layers), "it names a layer twice")
+        samples = tensors.get("fingerprint")
+        _require(
+            samples is not None and _is_row(samples) and bool(samples.isfinite().all()),
+            "its fingerprint is no row of numbers",
+        )
         errors = {}
         for name, row in tensors.items():
-            pairs = zip(head["layers"], row.tolist(), strict=True)
-            errors[name.removeprefix("errors.")] = {k: e for k, e in pairs if not math.isnan(e)}
+            if name == "fingerprint":
+                continue
+            precision = name.removeprefix("errors.")
+            _require(name != precision and precision in PRECISIONS, f"it has a tensor {name[:60]}")
+            _require(_is_row(row) and len(row) == len(layers), f"{name} has not one number a layer")
+            _require(not bool((row < 0).any()), f"{name} has a negative error")
+            pairs = zip(layers, row.tolist(), strict=True)
+            errors[precision] = {k: e for k, e in pairs if not math.isnan(e)}
         return cls(
-            family=str(head["family"]),
-            fingerprint=Fingerprint(str(head["shapes"]), samples),
+            family=head["family"],
+            fingerprint=Fingerprint(head["shapes"], samples),
             errors=errors,
-            max_error=float(head["max_error"]),
-            pack_version=str(head["pack_version"]),
+            max_error=float(limit),
+            pack_version=head["pack_version"],
         )
+
+
+def _require(holds: bool, fault: str) -> None:
+    if not holds:
+        raise ProfileError(f"is damaged ({fault})")
+
+
+def _is_row(tensor: torch.Tensor) -> bool:
+    return tensor.ndim == 1 and tensor.dtype == torch.float32

@@ -15,6 +15,7 @@ from sageattention3.demo.sampling import EVERYTHING, patched
 from sageattention3.kernels import PRECISIONS
 from sageattention3.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from sageattention3.nodes.engine.override import OPTION, find_session
+from sageattention3.nodes.engine.profile import ProfileError
 from sageattention3.nodes.load_diffusion_model import SageAttention3LoadDiffusionModel
 from sageattention3.nodes.patch import SageAttention3Patch
 from sageattention3.nodes.report import SageAttention3Report
@@ -126,6 +127,20 @@ def test_a_menu_value_of_another_version_is_refused_with_what_there_is(widget, v
     assert not valid
     assert f"{widget} is '{value}', which this version does not have. Choose " in text
     assert str(PLAN_WIDGETS[widget][0][0]) in text
+
+
+@pytest.mark.usefixtures("registered", "models_folder")
+@pytest.mark.parametrize("value", ["x", 5, {}, [[1, 2]]])
+def test_a_profile_input_that_holds_no_profile_is_refused_before_the_run(value):
+    valid, text = validated(prompt(profile=value))
+    assert not valid
+    assert "not a profile of measured errors" in text
+    assert "Leave the profile input unconnected" in text
+
+
+def test_a_profile_that_another_node_delivers_is_checked_at_the_patch(tiny_model):
+    with pytest.raises(ProfileError, match="not a profile of measured errors"):
+        patched(tiny_model("flux"), profile="x")
 
 
 @pytest.mark.usefixtures("registered", "models_folder")

@@ -10,7 +10,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from sageattention3.nodes.engine.profile import Profile, ProfileError, fingerprint
+from sageattention3.nodes.engine.profile import (
+    Profile,
+    ProfileError,
+    fingerprint,
+    require_profile,
+)
 
 ERRORS = {"fp4": {"double.0": 0.25, "double.1": 0.0625}, "int8": {"double.0": 0.0078125}}
 
@@ -90,19 +95,39 @@ def _rewrite(path, change):
     save_file(tensors, path, metadata={"sageattention3_profile": json.dumps(head)})
 
 
+def _negative(tensors, head):
+    tensors["errors.fp4"][1] = -0.5
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         (lambda tensors, head: None, None),
         (lambda tensors, head: head.update(format=2), "another version"),
+        (lambda tensors, head: head.update(format=True), "damaged .*format"),
+        (lambda tensors, head: head.pop("format"), "damaged .*format"),
         (lambda tensors, head: head["layers"].pop(), "damaged"),
-        (lambda tensors, head: head.pop("family"), "damaged"),
-        (lambda tensors, head: head.update(max_error="much"), "damaged"),
-        (lambda tensors, head: tensors.pop("fingerprint"), "damaged"),
+        (lambda tensors, head: head.update(layers=["double.0"] * 2), "damaged .*twice"),
+        (lambda tensors, head: head.update(layers=["double.0", 1]), "damaged .*names"),
+        (lambda tensors, head: head.update(layers=["double.0", None]), "damaged .*names"),
+        (lambda tensors, head: head.update(layers="ab"), "damaged .*names"),
+        (lambda tensors, head: head.pop("family"), "damaged .*family"),
+        (lambda tensors, head: head.update(family=5), "damaged .*family"),
+        (lambda tensors, head: head.update(shapes=None), "damaged .*shapes"),
+        (lambda tensors, head: head.update(max_error="much"), "damaged .*max_error"),
+        (lambda tensors, head: head.update(max_error=math.nan), "damaged .*max_error"),
+        (lambda tensors, head: head.update(max_error=-1), "damaged .*max_error"),
+        (lambda tensors, head: head.update(max_error=True), "damaged .*max_error"),
+        (_negative, "damaged .*negative"),
+        (lambda tensors, head: tensors.pop("fingerprint"), "damaged .*fingerprint"),
+        (lambda tensors, head: tensors["fingerprint"].fill_(math.nan), "damaged .*fingerprint"),
         (lambda tensors, head: tensors.update({"errors.fp4": torch.zeros(2, 2)}), "damaged"),
+        (lambda tensors, head: tensors.update({"errors.fp4": torch.zeros(2).int()}), "damaged"),
+        (lambda tensors, head: tensors.update({"errors.int2": torch.zeros(2)}), "damaged"),
+        (lambda tensors, head: tensors.update({"weight": torch.zeros(2)}), "damaged .*weight"),
     ],
 )
-def test_a_damaged_profile_is_refused_with_what_to_do(tmp_path, change, says):
+def test_a_damaged_profile_is_refused_with_what_is_wrong_and_what_to_do(tmp_path, change, says):
     path = tmp_path / "p.safetensors"
     make().save(path)
     _rewrite(path, change)
@@ -111,18 +136,41 @@ def test_a_damaged_profile_is_refused_with_what_to_do(tmp_path, change, says):
         return
     with pytest.raises(ProfileError, match=says) as error:
         Profile.load(path)
-    assert "calibrate again" in str(error.value)
+    assert "use another copy, or none" in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "7", "{", "9" * 10_000])
+def test_a_header_that_is_no_table_is_refused(tmp_path, text):
+    path = tmp_path / "p.safetensors"
+    save_file({"fingerprint": torch.zeros(2)}, path, metadata={"sageattention3_profile": text})
+    with pytest.raises(ProfileError, match="damaged"):
+        Profile.load(path)
 
 
 def test_a_file_that_is_no_profile_is_refused(tmp_path):
-    with pytest.raises(ProfileError, match="can't be read"):
+    with pytest.raises(ProfileError, match="there is no file"):
         Profile.load(tmp_path / "absent.safetensors")
     (tmp_path / "text").write_text("hello")
-    with pytest.raises(ProfileError, match="can't be read"):
-        Profile.load(tmp_path / "text")
+    for path in (tmp_path / "text", tmp_path):
+        with pytest.raises(ProfileError, match="can't be read"):
+            Profile.load(path)
     save_file({"weight": torch.zeros(2)}, tmp_path / "lora.safetensors")
     with pytest.raises(ProfileError, match="not a profile"):
         Profile.load(tmp_path / "lora.safetensors")
+
+
+@pytest.mark.parametrize("path", [None, 5, b"p", ["p"]])
+def test_what_is_no_path_is_refused(path):
+    with pytest.raises(ProfileError, match="not the path of a profile"):
+        Profile.load(path)
+
+
+@pytest.mark.parametrize("value", ["x", 5, {}, [], "x" * 10_000, ERRORS])
+def test_a_value_that_is_no_profile_is_named_with_what_to_do(value):
+    with pytest.raises(ProfileError, match="Leave the profile input unconnected") as error:
+        require_profile(value)
+    assert type(value).__name__ in str(error.value)
+    assert len(str(error.value)) < 300
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
