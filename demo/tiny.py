@@ -14,6 +14,8 @@ from .families import FAMILIES, FRAMES_AS_BATCH, TEXT_TOKENS, Family
 from .host import MODELS
 
 SEED = 0
+# Of the weights of a seed, kept in each file: a file of another recipe is made anew.
+RECIPE = {"recipe": "2"}
 
 
 def model(name: str, seed: int = SEED) -> Any:
@@ -30,20 +32,25 @@ def model(name: str, seed: int = SEED) -> Any:
 
 def checkpoint(name: str) -> Path:
     """The family's file among the demo host's diffusion models; made on first use."""
+    from safetensors import safe_open
     from safetensors.torch import save_file
 
     family = FAMILIES[name]
     path = MODELS / family.file_name
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        weights = {
-            key: value.contiguous()
-            for key, value in _build(family, SEED).diffusion_model.state_dict().items()
-            if value.numel()
-        }
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        save_file(weights, partial, metadata=family.metadata or None)
-        os.replace(partial, path)
+    metadata = {**family.metadata, **RECIPE}
+    if path.exists():
+        with safe_open(path, framework="pt") as file:
+            if file.metadata() == metadata:
+                return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    weights = {
+        key: value.contiguous()
+        for key, value in _build(family, SEED).diffusion_model.state_dict().items()
+        if value.numel()
+    }
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    save_file(weights, partial, metadata=metadata)
+    os.replace(partial, path)
     return path
 
 
@@ -104,6 +111,12 @@ def _build(family: Family, seed: int) -> torch.nn.Module:
         for key, parameter in built.diffusion_model.named_parameters():
             parameter.data = _weight(key, parameter, generator)
             parameter.requires_grad_(False)
+        # Buffers that checkpoints hold are weights too (SD 3 keeps its positions in one), and the
+        # host leaves them as the memory happens to be. Those that no file holds, it computes.
+        parameters = dict(built.diffusion_model.named_parameters())
+        for key, value in built.diffusion_model.state_dict().items():
+            if key not in parameters and value.is_floating_point():
+                value.copy_(torch.randn(value.shape, generator=generator))
     return built
 
 
