@@ -5,8 +5,9 @@ from typing import Any
 import torch
 
 from .engine.charts import heat_strip
-from .engine.ledger import Run
+from .engine.ledger import Run, Unreported
 from .engine.override import find_session
+from .engine.session import Session
 from .engine.summary import describe_runs
 
 NOT_PATCHED = (
@@ -30,6 +31,9 @@ class SageAttention3Report:
         "Layers by steps; the colour is the precision.",
     )
     OUTPUT_NODE = True
+    # A list of latents is sampled item by item before any of them comes here: one report for all.
+    INPUT_IS_LIST = True
+    OUTPUT_IS_LIST = (True, False, False)
     FUNCTION = "report"
 
     @classmethod
@@ -44,20 +48,33 @@ class SageAttention3Report:
             }
         }
 
-    def report(self, samples: dict, model: Any) -> dict:
+    def report(self, samples: list[dict], model: list[Any]) -> dict:
         from nodes import PreviewImage  # ComfyUI's nodes.py
 
-        session = find_session(model)
-        if session is None:
-            runs, text = [], NOT_PATCHED
-        else:
-            runs = session.ledger.take_unreported()
-            text = describe_runs(runs, session.expected_layers)
-        image = _stack([heat_strip(run) for run in runs or [Run("nothing to show")]])
-        shown = PreviewImage().save_images(image, "sageattention3")["ui"]
-        ledger = [run.rows() for run in runs]  # one list of counts per run, for API clients
-        ui = {"text": (text,), "ledger": ledger, **shown}
+        # By identity: the models of a list are mostly one model, or copies that share its session.
+        sessions = {id(session): session for session in map(find_session, model)}
+        reports = [_report_of(session) for session in sessions.values()]
+        text = "\n\n".join(text for text, _ in reports)
+        shown = [(run, news.repeated) for _, news in reports for run in news.runs]
+        image = _stack([heat_strip(run) for run, _ in shown or [(Run("nothing to show"), False)]])
+        ui = {
+            "text": (text,),
+            # One list of counts per run, for API clients.
+            "ledger": [run.rows(repeated) for run, repeated in shown],
+            **PreviewImage().save_images(image, "sageattention3")["ui"],
+        }
         return {"ui": ui, "result": (samples, text, image)}
+
+
+def _report_of(session: Session | None) -> tuple[str, Unreported]:
+    """The text on one patched model and the runs it is about; ``None`` stands for an unpatched."""
+    if session is None:
+        return NOT_PATCHED, Unreported([])
+    news = session.ledger.take_unreported()
+    text = describe_runs(
+        news.runs, session.expected_layers, repeated=news.repeated, dropped=news.dropped
+    )
+    return text, news
 
 
 def _stack(images: list[torch.Tensor]) -> torch.Tensor:

@@ -58,7 +58,8 @@ def heat_strip(run: Run) -> torch.Tensor:
     _label(axes.yaxis, layers)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    figure.text(0.15 / width, 1 - 0.3 / height, run.title, fontsize=10, weight="bold")
+    title = ", ".join(filter(None, (run.title, run.interruption())))
+    figure.text(0.15 / width, 1 - 0.3 / height, title, fontsize=10, weight="bold")
     if shown:
         figure.legend(
             handles=[Patch(color=COLOURS[kind], label=kind) for kind in shown],

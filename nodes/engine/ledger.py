@@ -40,6 +40,7 @@ class Run:
     compiled_forwards: int = 0  # of them, those in which compiled code made calls
     steps: int = 0  # length of the sampler's schedule; 0 in training
     step: int = 0
+    interrupted: bool = False  # by the creator, or by an error
     replaced_by: str = ""  # another node's override that took the place of ours
     notes: dict[str, None] = field(default_factory=dict)  # ordered set of sentences
 
@@ -60,15 +61,41 @@ class Run:
                 most[entry.layer, entry.step] = entry
         return most
 
-    def rows(self) -> list[dict]:
-        """Every entry and its number of calls, as plain values for other programs."""
-        return [{**entry._asdict(), "calls": calls} for entry, calls in self.counts.items()]
+    def rows(self, repeated: bool = False) -> list[dict]:
+        """Every entry and its number of calls, as plain values for other programs.
+
+        Of the whole run, but told in each row: ``interrupted``, and ``repeated``, for a report that
+        shows a run again.
+        """
+        run = {"interrupted": self.interrupted, "repeated": repeated}
+        return [{**entry._asdict(), "calls": calls, **run} for entry, calls in self.counts.items()]
+
+    def interruption(self) -> str:
+        """Where the run was broken off, in words; empty if it was not."""
+        if not self.interrupted:
+            return ""
+        if not self.forwards:
+            return "interrupted before the first step"
+        where = f" at step {self.step + 1} of {self.steps}" if self.steps else ""
+        return f"interrupted{where}"
 
     def wanted_but_never_quantised(self) -> bool:
         """True where a creator believes in a patch that did nothing."""
+        if self.interrupted and not self.forwards:
+            return False
         entries = (*self.counts, *self.compiled)
         nothing_ran = all(entry.backend == HOST for entry in entries)
         return nothing_ran and (not entries or any(entry.fallback for entry in entries))
+
+
+class Unreported(NamedTuple):
+    """What a report has to show. repeated: nothing ran since the last report, so ``runs`` is its
+    last one again. dropped: runs since the last report that are no longer kept.
+    """
+
+    runs: list[Run]
+    repeated: bool = False
+    dropped: int = 0
 
 
 class Ledger:
@@ -78,7 +105,7 @@ class Ledger:
         self.title = title
         self.runs: deque[Run] = deque(maxlen=RUNS_KEPT)
         self._current: Run | None = None
-        self._reported: Run | None = None
+        self._unreported = 0  # runs since the last report, kept or not
 
     @property
     def current(self) -> Run:
@@ -90,10 +117,13 @@ class Ledger:
     def begin_run(self) -> None:
         self._current = Run(self.title)
         self.runs.append(self._current)
+        self._unreported += 1
 
-    def end_run(self) -> Run | None:
+    def end_run(self, interrupted: bool = False) -> Run | None:
         """Close the current run and return it; None if no run was open."""
         run, self._current = self._current, None
+        if run is not None:
+            run.interrupted = interrupted
         return run
 
     def begin_forward(self, step: int, steps: int) -> None:
@@ -113,16 +143,15 @@ class Ledger:
         run = self.current
         run.compiled[Entry(run.step, layer, precision, backend, reason, fallback)] = None
 
-    def take_unreported(self) -> list[Run]:
+    def take_unreported(self) -> Unreported:
         """Runs since the last report; if there are none, the last run again.
 
-        The second case is a report that ComfyUI runs again while the sampler came from its cache.
+        The second case is a report of samples that no run of this model made: ComfyUI took them
+        from its cache, or another model was sampled.
         """
+        self._current = None  # calls from now on, even without the host's callbacks, are news
+        count, self._unreported = self._unreported, 0
         runs = list(self.runs)
-        for index, run in enumerate(runs):
-            if run is self._reported:
-                runs = runs[index + 1 :] or runs[-1:]
-                break
-        if runs:
-            self._reported = runs[-1]
-        return runs
+        if not count:
+            return Unreported(runs[-1:], repeated=bool(runs))
+        return Unreported(runs[-count:], dropped=max(0, count - len(runs)))

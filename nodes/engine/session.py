@@ -7,6 +7,7 @@ model.
 
 import itertools
 import logging
+import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -71,6 +72,7 @@ class Session:
         self.compiled = CompiledCalls()
         self._classes = LayerClasses(layout, plan)
         self._window: SigmaWindow | None = None
+        self._handled: BaseException | None = None
 
     @property
     def expected_layers(self) -> list[str]:
@@ -83,11 +85,18 @@ class Session:
     def begin_run(self) -> None:
         self.broken.clear()
         self._window = None
+        self._handled = sys.exc_info()[1]  # sampling may start within someone's except clause
         self.ledger.begin_run()
 
     def end_run(self) -> None:
-        """Close the run with one line in the log."""
-        run = self.ledger.end_run()
+        """Close the run with one line in the log.
+
+        The host calls this from a finally clause; an exception on its way there has broken off the
+        run. The steps cannot tell: a schedule may end early, and an interrupt come at the last one.
+        """
+        error = sys.exc_info()[1]
+        run = self.ledger.end_run(interrupted=error is not None and error is not self._handled)
+        self._handled = None
         if run is None:
             return
         level = logging.WARNING if run.wanted_but_never_quantised() else logging.INFO

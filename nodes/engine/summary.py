@@ -3,23 +3,37 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from textwrap import wrap
 
-from .ledger import HOST, Entry, Run
+from .ledger import HOST, RUNS_KEPT, Entry, Run
 
 REASONS_SHOWN = 3  # in the sentence; the table has them all
 SENTENCE_WIDTH = 92  # about what the report node shows without scrolling
 LAYERS_WIDTH = 40  # characters of the table's first column before it wraps
+REPEATED = "No sampling with this model since the last report; this is the last one:"
 
 
-def describe_runs(runs: Sequence[Run], layer_ids: Sequence[str] = ()) -> str:
+def describe_runs(
+    runs: Sequence[Run],
+    layer_ids: Sequence[str] = (),
+    *,
+    repeated: bool = False,
+    dropped: int = 0,
+) -> str:
     """The report of ``runs``: for each a sentence, the table and the notes.
 
     layer_ids: every layer that each forward pass should call, to tell which were never called.
+    repeated, dropped: see ``ledger.Unreported``.
     """
     if not runs:
         return "No sampling run yet: connect this node's samples to a sampler that uses this model."
-    parts = []
-    for number, run in enumerate(runs, start=1):
-        prefix = f"Run {number} of {len(runs)}: " if len(runs) > 1 else ""
+    total = dropped + len(runs)
+    parts = [REPEATED] if repeated else []
+    if dropped:
+        first = f"the first {_count(dropped, 'run')}" if dropped > 1 else "the first run"
+        parts.append(
+            f"Not shown: {first} of {total} since the last report; only {RUNS_KEPT} are kept."
+        )
+    for number, run in enumerate(runs, start=dropped + 1):
+        prefix = f"Run {number} of {total}: " if total > 1 else ""
         lines = [*wrap(prefix + describe_run(run), SENTENCE_WIDTH), _heading(run)]
         lines += _table(run.counts, run.steps)
         if run.compiled:
@@ -31,7 +45,14 @@ def describe_runs(runs: Sequence[Run], layer_ids: Sequence[str] = ()) -> str:
 
 
 def describe_run(run: Run) -> str:
-    """One sentence that a creator can read without knowing the pack."""
+    """One sentence that a creator can read without knowing the pack; two of an interrupted run."""
+    interruption = run.interruption().capitalize()
+    if interruption and not run.forwards:
+        return interruption
+    return f"{interruption}. {_what_ran(run)}" if interruption else _what_ran(run)
+
+
+def _what_ran(run: Run) -> str:
     if run.compiled:
         precisions = ", ".join(dict.fromkeys(_place(entry) for entry in run.compiled))
         compiled = (

@@ -26,7 +26,7 @@ def tiny_model():
 
 def report(model):
     session = find_session(model)
-    return describe_runs(session.ledger.take_unreported(), session.expected_layers)
+    return describe_runs(session.ledger.take_unreported().runs, session.expected_layers)
 
 
 def with_override(model, override):
@@ -164,7 +164,7 @@ def test_a_lora_after_the_patch_changes_the_weights_and_not_the_attention(tiny_m
     plain = sampling.sample(model, "flux", steps=1)
     with_lora = sampling.sample(changed, "flux", steps=1)
     assert not torch.equal(plain, with_lora)
-    first, second = find_session(model).ledger.take_unreported()
+    first, second = find_session(model).ledger.take_unreported().runs
     assert first.counts == second.counts
     assert torch.equal(sampling.sample(model, "flux", steps=1), plain)
 

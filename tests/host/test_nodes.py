@@ -9,13 +9,16 @@ import execution
 import folder_paths
 import pytest
 import torch
+from comfy.model_management import InterruptProcessingException
 from PIL import Image
 from sageattention3.demo import sampling, tiny
 from sageattention3.demo.sampling import EVERYTHING, patched
 from sageattention3.kernels import PRECISIONS
 from sageattention3.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
+from sageattention3.nodes.engine.ledger import HOST, RUNS_KEPT
 from sageattention3.nodes.engine.override import OPTION, find_session
 from sageattention3.nodes.engine.profile import ProfileError
+from sageattention3.nodes.engine.summary import REPEATED
 from sageattention3.nodes.load_diffusion_model import SageAttention3LoadDiffusionModel
 from sageattention3.nodes.patch import SageAttention3Patch
 from sageattention3.nodes.report import SageAttention3Report
@@ -56,7 +59,7 @@ def registered(monkeypatch):
 
 
 def report(model, samples=None):
-    out = SageAttention3Report().report(samples or {"samples": torch.zeros(1)}, model)
+    out = SageAttention3Report().report([samples or {"samples": torch.zeros(1)}], [model])
     return out["result"][1], out
 
 
@@ -195,7 +198,7 @@ def test_a_report_passes_the_samples_and_shows_text_and_picture(tiny_model, tmp_
     model = patched(tiny_model("flux"), fp16_layers="double.0")
     samples = {"samples": sampling.sample(model, "flux", steps=2)}
     text, out = report(model, samples)
-    passed, _, image = out["result"]
+    [passed], _, image = out["result"]
     assert passed is samples
     assert " ".join(text.split()).startswith(
         "8 of 10 attention calls ran in int8 (reference emulation); "
@@ -218,12 +221,94 @@ def test_two_samplers_on_one_model_are_two_runs_in_one_report(tiny_model):
     assert len(out["ui"]["images"]) == 2
 
 
-def test_a_report_that_runs_again_while_the_sampler_is_cached_shows_the_run_again(tiny_model):
+def test_a_report_without_a_new_run_says_so_first_and_shows_the_last_one(tiny_model):
     model = patched(tiny_model("flux"))
     sampling.sample(model, "flux", steps=1)
-    first, _ = report(model)
-    again, _ = report(model)
-    assert first == again
+    first, new = report(model)
+    again, old = report(model)
+    assert again == f"{REPEATED}\n\n{first}"
+    assert flags(new) == {(False, False)}
+    assert flags(old) == {(True, False)}
+    sampling.sample(model, "flux", steps=1)
+    assert report(model)[0] == first
+
+
+def flags(out):
+    """(repeated, interrupted) of the rows for API clients."""
+    return {(row["repeated"], row["interrupted"]) for rows in out["ui"]["ledger"] for row in rows}
+
+
+def stop(error, at):
+    """A sampler's callback that raises at the end of a step, as the host does when interrupted."""
+
+    def callback(step, *_):
+        if step == at:
+            raise error
+
+    return callback
+
+
+@pytest.mark.parametrize("error", [InterruptProcessingException, RuntimeError])
+@pytest.mark.parametrize(("at", "says"), [(1, "step 2 of 3"), (2, "step 3 of 3")])
+def test_a_run_that_was_broken_off_says_where(tiny_model, error, at, says):
+    model = patched(tiny_model("flux"))
+    with pytest.raises(error):
+        sampling.sample(model, "flux", steps=3, callback=stop(error(), at))
+    sampling.sample(model, "flux", steps=1)
+    text, out = report(model)
+    assert text.startswith(f"Run 1 of 2: Interrupted at {says}. All {5 * (at + 1)} attention calls")
+    assert "\n\nRun 2 of 2: All 5 attention calls" in text
+    assert [{row["interrupted"] for row in rows} for rows in out["ui"]["ledger"]] == [
+        {True},
+        {False},
+    ]
+
+
+def test_a_run_after_another_nodes_error_was_not_broken_off(tiny_model):
+    model = patched(tiny_model("flux"))
+    try:
+        raise ValueError("another node, which then samples all the same")
+    except ValueError:
+        sampling.sample(model, "flux", steps=1)
+    assert "nterrupted" not in report(model)[0]
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("items", [3, RUNS_KEPT + 8])
+def test_a_list_of_latents_is_one_report_of_each_run_once(tiny_model, items):
+    model = patched(tiny_model("flux"))
+    session = find_session(model)
+    for _ in range(items):
+        session.begin_run()
+        session.ledger.record("double.0", "fp16", HOST, "the plan is fp16", False)
+        session.end_run()
+    latents = [{"samples": torch.full((1,), float(i))} for i in range(items)]
+    # As the host runs a node; async, since some of its own nodes are.
+    [output, ui, *_] = asyncio.run(
+        execution.get_output_data(
+            "prompt", "1", SageAttention3Report(), {"samples": latents, "model": [model]}
+        )
+    )
+    assert output[0] == latents
+    assert len(output[1]) == len(output[2]) == 1
+    kept = min(items, RUNS_KEPT)
+    assert len(ui["ledger"]) == len(ui["images"]) == kept
+    [text] = ui["text"]
+    assert f"Run {items} of {items}: " in text
+    assert text.startswith(
+        "Run 1 of 3" if items == 3 else f"Not shown: the first 8 runs of {items}"
+    )
+
+
+def test_a_list_of_models_is_one_report_of_each_model(tiny_model):
+    first, second = (patched(tiny_model("flux"), precision=p) for p in ("int8", "fp16"))
+    for model in (first, second):
+        sampling.sample(model, "flux", steps=1)
+    out = SageAttention3Report().report([{}, {}, {}], [first, second.clone(), second])
+    text = out["result"][1]
+    assert "ran in int8" in text
+    assert text.count("stayed with the host: the plan is fp16") == 1
+    assert len(out["ui"]["ledger"]) == 2
 
 
 def test_reports_of_what_did_not_happen_say_what_to_do(tiny_model):

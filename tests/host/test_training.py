@@ -119,6 +119,6 @@ def test_sampling_after_training_is_a_run_of_its_own_and_quantised(tiny_model):
     model = patched(tiny_model("flux"), precision="fp4")
     sampling.train(model, "flux")
     sampling.sample(model, "flux", steps=1)
-    training, sampled = find_session(model).ledger.take_unreported()
+    training, sampled = find_session(model).ledger.take_unreported().runs
     assert {entry.precision for entry in training.counts} == {"fp16"}
     assert {entry.precision for entry in sampled.counts} == {"fp4"}

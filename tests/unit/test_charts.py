@@ -70,6 +70,15 @@ def test_a_run_without_calls_gives_a_picture_that_says_so():
     assert not any(where(image, colour).any() for colour in COLOURS.values())
 
 
+def test_an_interrupted_run_says_so_above_the_cells_and_nowhere_else():
+    run = run_of(2, 2, lambda layer, step: ("int8", False))
+    whole = heat_strip(run)
+    run.interrupted = True
+    broken_off = heat_strip(run)
+    changed = (whole != broken_off).any(-1)[0].any(1).nonzero()
+    assert 0 < changed.max() < HEADER
+
+
 def test_drawing_leaves_the_global_state_of_matplotlib_alone():
     import matplotlib
     from matplotlib import _pylab_helpers

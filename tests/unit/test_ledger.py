@@ -50,21 +50,73 @@ def test_only_the_last_runs_are_kept():
 
 def test_a_report_shows_each_run_since_the_last_report_then_the_last_again():
     ledger = Ledger("flux")
-    assert ledger.take_unreported() == []
+    assert ledger.take_unreported() == ([], False, 0)
     a, b = sampled(ledger), sampled(ledger)
-    assert [id(run) for run in ledger.take_unreported()] == [id(a), id(b)]
+    assert taken(ledger) == ([id(a), id(b)], False, 0)
     c = sampled(ledger)
-    assert [id(run) for run in ledger.take_unreported()] == [id(c)]
-    assert [id(run) for run in ledger.take_unreported()] == [id(c)]
+    assert taken(ledger) == ([id(c)], False, 0)
+    for _ in range(2):
+        assert taken(ledger) == ([id(c)], True, 0)
+    d = sampled(ledger)
+    assert taken(ledger) == ([id(d)], False, 0)
 
 
-def test_a_report_long_after_the_reported_run_was_dropped_shows_all_that_are_kept():
+def taken(ledger):
+    news = ledger.take_unreported()
+    return [id(run) for run in news.runs], news.repeated, news.dropped
+
+
+def test_a_report_counts_the_runs_that_are_no_longer_kept():
     ledger = Ledger("flux")
     sampled(ledger)
     ledger.take_unreported()
     for _ in range(RUNS_KEPT):
         sampled(ledger)
-    assert len(ledger.take_unreported()) == RUNS_KEPT
+    news = ledger.take_unreported()
+    assert (len(news.runs), news.dropped) == (RUNS_KEPT, 0)
+    for _ in range(RUNS_KEPT + 3):
+        sampled(ledger)
+    news = ledger.take_unreported()
+    assert (len(news.runs), news.dropped) == (RUNS_KEPT, 3)
+    text = describe_runs(news.runs, dropped=news.dropped)
+    assert text.startswith(
+        "Not shown: the first 3 runs of 35 since the last report; only 32 are kept"
+    )
+    assert "\n\nRun 4 of 35: " in text
+    assert "\n\nRun 35 of 35: " in text
+
+
+def test_calls_after_a_report_are_news_even_where_no_callback_opened_a_run():
+    ledger = Ledger("flux")
+    ledger.record("outside", "fp16", HOST, "no callbacks", True)
+    assert ledger.take_unreported().runs[0].calls == 1
+    ledger.record("outside", "fp16", HOST, "no callbacks", True)
+    news = ledger.take_unreported()
+    assert not news.repeated
+    assert news.runs[0].calls == 1
+
+
+def test_an_interrupted_run_says_where_in_the_sentence_and_in_each_row():
+    ledger = Ledger("flux")
+    ledger.begin_run()
+    ledger.begin_forward(1, 300)
+    ledger.record("double.0", "int8", EMULATION, "", False)
+    run = ledger.end_run(interrupted=True)
+    assert describe_run(run) == (
+        "Interrupted at step 2 of 300. All 1 attention call ran in int8 (reference emulation)"
+    )
+    assert [(row["interrupted"], row["repeated"]) for row in run.rows(repeated=True)] == [
+        (True, True)
+    ]
+    assert not any(row["interrupted"] or row["repeated"] for row in sampled(ledger).rows())
+
+
+def test_a_run_that_was_interrupted_before_the_model_ran_accuses_nobody():
+    ledger = Ledger("flux")
+    ledger.begin_run()
+    run = ledger.end_run(interrupted=True)
+    assert describe_run(run) == "Interrupted before the first step"
+    assert not run.wanted_but_never_quantised()
 
 
 def test_a_cell_shows_what_most_calls_of_a_layer_in_a_step_ran_in():
@@ -178,7 +230,7 @@ def test_several_runs_are_told_apart():
     ledger = Ledger("flux")
     sampled(ledger)
     sampled(ledger)
-    text = describe_runs(ledger.take_unreported())
+    text = describe_runs(ledger.take_unreported().runs)
     assert text.startswith("Run 1 of 2: 2 of 4 attention calls")
     assert "\n\nRun 2 of 2: " in text
 
