@@ -7,6 +7,7 @@ from .engine.override import install
 from .engine.plan import CROSS_ATTENTION, CUSTOM, PRESETS, make_plan
 from .engine.profile import TYPE as PROFILE_TYPE
 from .engine.profile import ProfileError, require_profile
+from .engine.words import shorten
 
 # In the order of speed gained for accuracy lost, mildest first: the order of the menu.
 PRECISION_MENU = ["int8", "fp4", "int8_fp4", "fp16"]
@@ -123,7 +124,8 @@ def check_choices(profile: Any = None, **chosen: Any) -> bool | str:
         menu = PLAN_WIDGETS[name][0]
         if value is not None and value not in menu:  # None: comes from a link, known only later
             return (
-                f"{name} is {value!r}, which this version does not have. Choose {', '.join(menu)}."
+                f"{name} is {shorten(repr(value))}, which this version does not have. "
+                f"Choose {', '.join(menu)}."
             )
     return True
 

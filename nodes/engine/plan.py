@@ -11,7 +11,8 @@ from ...kernels import PRECISIONS
 from .families import LayerCall
 from .layout import Layout
 from .profile import Profile, ProfileError
-from .selector import parse_selector
+from .selector import SelectorError, parse_selector
+from .words import shorten
 
 log = logging.getLogger("sageattention3")
 
@@ -124,10 +125,15 @@ def make_plan(
     elif preset in PRESETS:
         recipe = PRESETS[preset]
     else:
-        raise PlanError(f"unknown preset `{preset}`: choose {', '.join([*PRESETS, CUSTOM])}")
+        raise PlanError(
+            f"unknown preset `{shorten(preset)}`: choose {', '.join([*PRESETS, CUSTOM])}"
+        )
     _check(recipe, cross_attention, min_tokens)
     edges = _edge_layers(layout, recipe.edge_blocks, preset)
-    chosen = parse_selector(fp16_layers).resolve(layout)
+    try:
+        chosen = parse_selector(fp16_layers).resolve(layout)
+    except SelectorError as error:
+        raise SelectorError(f"fp16_layers: {error}") from None
     return Plan(
         precisions=recipe.precisions,
         fp16_layers=chosen | edges,
@@ -145,7 +151,9 @@ def make_plan(
 def _check(recipe: Recipe, cross_attention: str, min_tokens: int) -> None:
     for precision in recipe.precisions:
         if precision not in PRECISIONS:
-            raise PlanError(f"unknown precision `{precision}`: choose {', '.join(PRECISIONS)}")
+            raise PlanError(
+                f"unknown precision `{shorten(precision)}`: choose {', '.join(PRECISIONS)}"
+            )
     start, end = recipe.start_percent, recipe.end_percent
     for name, value in (("start_percent", start), ("end_percent", end)):
         if not (math.isfinite(value) and 0.0 <= value <= 1.0):
@@ -156,7 +164,8 @@ def _check(recipe: Recipe, cross_attention: str, min_tokens: int) -> None:
         )
     if cross_attention not in CROSS_ATTENTION:
         raise PlanError(
-            f"unknown cross_attention `{cross_attention}`: choose {' or '.join(CROSS_ATTENTION)}"
+            f"unknown cross_attention `{shorten(cross_attention)}`: "
+            f"choose {' or '.join(CROSS_ATTENTION)}"
         )
     if min_tokens < 0:
         raise PlanError(f"min_tokens is {min_tokens}: it must be 0 or more")
@@ -184,7 +193,8 @@ def _inaccurate(
     strangers = {layer for layer in profile.layers if not layout.has(layer)}
     if strangers:
         raise ProfileError(
-            f"the profile measures layers that this model lacks ({', '.join(sorted(strangers)[:3])}"
+            "the profile measures layers that this model lacks "
+            f"({', '.join(map(shorten, sorted(strangers)[:3]))}"
             f"{' ...' if len(strangers) > 3 else ''}); the model has {layout.summary()}. "
             "Disconnect the profile, or load the model that it was measured on"
         )

@@ -19,6 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ...kernels import PRECISIONS
+from .words import shorten
 
 TYPE = "SAGE3_PROFILE"  # in graphs
 FORMAT = 1
@@ -36,11 +37,10 @@ def require_profile(value: object) -> "Profile":
     """``value`` as it came to a node's profile input. Raises ProfileError if it is no Profile."""
     if isinstance(value, Profile):
         return value
-    text = repr(value)
     raise ProfileError(
-        f"profile is {text[:60]}{'...' if len(text) > 60 else ''} ({type(value).__name__}), which "
-        "is not a profile of measured errors. Leave the profile input unconnected: profiles come "
-        "from the calibration, which this version does not have yet"
+        f"profile is {shorten(repr(value))} ({type(value).__name__}), which is not a profile of "
+        "measured errors. Leave the profile input unconnected: profiles come from the calibration, "
+        "which this version does not have yet"
     )
 
 
@@ -99,8 +99,8 @@ class Profile:
         """Raise ProfileError unless it was measured on ``model`` (a ModelPatcher)."""
         if not self.fingerprint.matches(fingerprint(model)):
             raise ProfileError(
-                f"the profile was measured on another model (a {self.family}): load that model, or "
-                "disconnect the profile"
+                f"the profile was measured on another model (a {shorten(self.family)}): load that "
+                "model, or disconnect the profile"
             )
 
     def save(self, path: str | Path) -> None:
@@ -178,7 +178,9 @@ class Profile:
             if name == "fingerprint":
                 continue
             precision = name.removeprefix("errors.")
-            _require(name != precision and precision in PRECISIONS, f"it has a tensor {name[:60]}")
+            _require(
+                name != precision and precision in PRECISIONS, f"it has a tensor {shorten(name)}"
+            )
             _require(_is_row(row) and len(row) == len(layers), f"{name} has not one number a layer")
             _require(not bool((row < 0).any()), f"{name} has a negative error")
             pairs = zip(layers, row.tolist(), strict=True)

@@ -18,11 +18,12 @@ from sageattention3.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from sageattention3.nodes.engine.ledger import HOST, RUNS_KEPT
 from sageattention3.nodes.engine.override import OPTION, find_session
 from sageattention3.nodes.engine.profile import ProfileError
+from sageattention3.nodes.engine.selector import SelectorError
 from sageattention3.nodes.engine.summary import REPEATED
 from sageattention3.nodes.load_diffusion_model import SageAttention3LoadDiffusionModel
 from sageattention3.nodes.patch import SageAttention3Patch
 from sageattention3.nodes.report import SageAttention3Report
-from sageattention3.nodes.widgets import PLAN_WIDGETS
+from sageattention3.nodes.widgets import PLAN_WIDGETS, check_choices
 
 import nodes
 
@@ -166,6 +167,21 @@ def test_numbers_out_of_range_are_still_the_hosts_to_refuse():
 def test_settings_that_do_not_fit_the_model_stop_at_the_node(tiny_model, settings, message):
     with pytest.raises(ValueError, match=message):
         patched(tiny_model("flux"), **settings)
+
+
+@pytest.mark.parametrize("text", ["double.7", "double.x", "double", "first 0", "!", "double.3-1"])
+def test_an_error_about_layers_names_the_widget(tiny_model, text):
+    with pytest.raises(SelectorError, match=r"^fp16_layers: `"):
+        patched(tiny_model("flux"), fp16_layers=text)
+
+
+@pytest.mark.parametrize("setting", ["preset", "precision", "cross_attention", "fp16_layers"])
+def test_an_error_quotes_no_more_than_a_dialog_shows(tiny_model, setting):
+    with pytest.raises(ValueError, match="xxx") as error:
+        patched(tiny_model("flux"), **{setting: "x" * 1_000_000})
+    assert len(str(error.value)) < 600
+    if setting != "fp16_layers":
+        assert len(check_choices(**{setting: "x" * 1_000_000})) < 300
 
 
 def test_a_host_without_overrides_is_named_with_the_version_it_takes(tiny_model, monkeypatch):

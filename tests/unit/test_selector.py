@@ -57,6 +57,20 @@ def resolve(text, layout=HUNYUAN):
         ("input.1", UNET, "input.1.0.self input.1.0.cross"),
         ("input.2-4.1", UNET, "input.4.1.self input.4.1.cross"),
         ("call.3", UNKNOWN, "call.3"),
+        (
+            "double.0; double.1\nrefiner.0\r\n;refiner.1",
+            HUNYUAN,
+            "double.0 double.1 refiner.0 refiner.1",
+        ),
+        (
+            "double.0\uff0cdouble.1\uff1bdouble.2\u3001double.3",
+            HUNYUAN,
+            "double.0 double.1 double.2 double.3",
+        ),
+        ("double.0\u20132", HUNYUAN, "double.0 double.1 double.2"),
+        ("\uff44ouble\uff0e\uff10\uff0d\uff11", HUNYUAN, "double.0 double.1"),
+        ("double.\u22121, refiner\u3002\uff0a", HUNYUAN, "double.3 refiner.0 refiner.1"),
+        ("first\u3000\uff12", HUNYUAN, "double.0 double.1"),
         ("call.0-2", UNKNOWN, "call.0 call.1 call.2"),
         ("7", UNKNOWN, "call.7"),
         ("first 2", UNKNOWN, "call.0 call.1"),
@@ -93,6 +107,12 @@ def test_every_layer_id_names_itself_alone():
         ("first 0", HUNYUAN, ["count from 1"]),
         ("double", HUNYUAN, ["`double.*`"]),
         ("cross", WAN, ["`*.cross`"]),
+        (
+            "double.x",
+            HUNYUAN,
+            ["`double.x`: after `double.` a number", "`double.0-2`", "`double.*`"],
+        ),
+        ("block.self", WAN, ["a range or `*` is expected", "`block.*.self`"]),
         ("double.3-1", HUNYUAN, ["smaller number first"]),
         ("double.x1!", HUNYUAN, ["`double.x1!` is not a layer"]),
         ("double:3", HUNYUAN, ["`double:3` is not a layer"]),
@@ -111,6 +131,33 @@ def test_an_error_names_the_bad_part_and_what_the_model_has(text, layout, says):
         resolve(text, layout)
     for words in says:
         assert words in str(error.value)
+
+
+LONG = 1_000_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x" * LONG,
+        "!" * LONG,
+        "double." + "x" * LONG,
+        "x" * LONG + ".0",
+        "double.0." + "x" * LONG,
+        "double" + ".1" * LONG,
+        "1" + ".1" * LONG,
+        "double." + "9" * LONG,
+        "double.0." + "x" * LONG + ".0",
+        "first " + "9" * LONG,
+        "double.0, " + "y" * LONG,
+    ],
+    ids=lambda text: f"{text[:12]}",
+)
+@pytest.mark.parametrize("layout", [HUNYUAN, WAN, UNKNOWN], ids=["hunyuan", "wan", "unknown"])
+def test_an_error_quotes_no_more_than_a_dialog_shows(text, layout):
+    with pytest.raises(SelectorError) as error:
+        resolve(text, layout)
+    assert len(str(error.value)) < 600
 
 
 _number = st.integers(0, 999)
