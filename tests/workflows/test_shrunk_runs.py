@@ -92,5 +92,5 @@ def test_the_report_accounts_for_every_attention_call(family, prompt, server):
     assert re.search(rf"\b{total} attention calls\b", text.splitlines()[0])
     for precision, backend, _, *reason in rows.values():
         assert backend == ("host" if precision == "fp16" else "reference emulation")
-        assert bool(reason) == (precision == "fp16"), "who stays with the host has a reason"
+        assert reason or precision != "fp16", "who stays with the host has a reason"
     assert len(images) == len(latents) == 1
