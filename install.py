@@ -256,6 +256,8 @@ def test(options: list[str]) -> int:
     # One thread of torch per worker: more would wait for each other on busy cores most of the time.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command += options
+    if not any((ROOT / option.partition("::")[0]).exists() for option in options):
+        command.append("tests")
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 

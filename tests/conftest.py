@@ -1,7 +1,6 @@
 """Loads the pack before any test module imports ``sageattention3.*``; the shared server."""
 
 import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,7 @@ _spec = importlib.util.spec_from_file_location(
 )
 _loader = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_loader)
-# pytest imports the package that it finds at the root, by its folder's name: let it find this one.
-sys.modules.setdefault(_loader.ROOT.name, _loader.load_pack())
+_loader.load_pack()
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

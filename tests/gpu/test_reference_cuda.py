@@ -36,7 +36,10 @@ def test_tf32_does_not_leak_into_the_reference():
         torch.backends.cuda.matmul.allow_tf32 = False
         exact = attention(q, k, v, precision="int8", backend="reference")
         torch.backends.cuda.matmul.allow_tf32 = True
-        assert metrics.compare(attention(q, k, v, precision="int8", backend="reference"), exact).rel_l1 < 4e-3
+        assert (
+            metrics.compare(attention(q, k, v, precision="int8", backend="reference"), exact).rel_l1
+            < 4e-3
+        )
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
 

@@ -4,6 +4,7 @@ import ast
 import importlib.metadata
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -253,3 +254,14 @@ def test_a_foreign_folder_in_the_place_of_a_link_is_left_alone(wheel):
         host.prepare(lambda _: None)
     assert foreign.is_dir()
     assert not foreign.is_symlink()
+
+
+def test_the_tests_run_in_a_folder_of_any_name(tmp_path):
+    """ "ComfyUI-SageAttention3", the usual one, is no name that Python could import."""
+    folder = tmp_path / "custom_nodes" / "3 ComfyUI-SageAttention3"
+    unwanted = shutil.ignore_patterns(".*", "output", "__pycache__", "node_modules")
+    shutil.copytree(ROOT, folder, ignore=unwanted)
+    for tool in (["pytest", "-q", "tests/unit/test_selector.py"], ["ruff", "check", "nodes"]):
+        command = [sys.executable, "-m", *tool]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
