@@ -281,6 +281,27 @@ def test_products_far_beyond_fp16_stay_finite_and_within_the_values(precision):
     assert (out.abs() <= v.abs().amax(2, keepdim=True) * 7 / 6).all()
 
 
+def of_size(power, tokens, channels, alike):
+    """[1, 1, tokens, channels], BF16: numbers of size 2^power, all alike or of random sign."""
+    signs = torch.ones if alike else lambda *shape: torch.randn(*shape).sign()
+    return (signs(1, 1, tokens, channels) * 2.0**power).bfloat16()
+
+
+@each_precision
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("powers", [(120, -120), (-120, 120), (120, -9), (-9, 120), (120, -130)])
+@pytest.mark.parametrize("channels", [64, 256])
+def test_bf16_inputs_up_to_the_documented_size_give_finite_outputs(
+    precision, powers, channels, alike
+):
+    """docs/numerics.md, what holds for any input: sums over blocks and channels stay in FP32."""
+    torch.manual_seed(0)
+    q, k, v = (of_size(power, 200, channels, alike) for power in (*powers, 120))
+    in_fp32 = torch.nn.functional.scaled_dot_product_attention(q.float(), k.float(), v.float())
+    assert in_fp32.isfinite().all()
+    assert attention(q, k, v, precision=precision).isfinite().all()
+
+
 # ------------------------------------------------------------------------------ QA-10: one sink key
 @pytest.fixture(scope="module")
 def sink():
