@@ -5,6 +5,8 @@ import importlib
 import importlib.util
 import sys
 
+INTERRUPTED = 130  # as shells report Ctrl-C
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="demo")
@@ -27,6 +29,7 @@ def main() -> int:
     if arguments.command == "build":
         return importlib.import_module("sageattention3.kernels.jit.cli").main(options)
     host = importlib.import_module("sageattention3.demo.host")
+    importlib.import_module("sageattention3.demo.parent").die_with_parent()
     try:
         host.prepare()
         if arguments.command == "demo":
@@ -36,6 +39,8 @@ def main() -> int:
     except host.HostError as error:
         print(f"\n{error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED  # install.py says what to do
     return 0
 
 

@@ -66,6 +66,11 @@ def tour(
     crop: screenshots hold the graph alone. timeout_s: limit of each wait. Raises ``FrontendError``
     with the script's own words.
     """
+    if not (MODULES / "playwright-core").is_dir() or not shutil.which("node"):
+        raise FrontendError(
+            "The browser's driver is not installed: run `python install.py test` once, without "
+            "--no-browser"
+        )
     job = {
         "url": url,
         "visits": [vars(visit) for visit in visits],

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from . import host
+from .parent import die_with_parent
 
 START_SECONDS = 180
 STOP_SECONDS = 15
@@ -69,6 +70,7 @@ class Server:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **WAIT_ASLEEP},
+                preexec_fn=die_with_parent if os.name == "posix" else None,
             )
         try:
             self._wait_until_ready()
