@@ -11,7 +11,6 @@ import argparse
 import importlib.util
 import json
 import platform
-import subprocess
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -33,6 +32,7 @@ if __name__ == "__main__":  # as a script; tests import this module from the loa
     spec.loader.exec_module(loader)
     loader.load_pack()
 
+from sageattention3.benchmarks.provenance import commit_of  # noqa: E402
 from sageattention3.kernels.metrics import Errors, compare  # noqa: E402
 from sageattention3.kernels.reference import (  # noqa: E402
     SCHEMES,
@@ -217,24 +217,14 @@ def show(results: dict, console: Console) -> None:
 
 
 def provenance() -> dict[str, str]:
+    commit = commit_of("kernels/reference", "benchmarks/accuracy.py", "tests/data")
     return {
         "data": str(DATA.relative_to(ROOT)),
         "machine": f"{platform.machine()} CPU, {platform.system()}",
         "torch": torch.__version__,
-        "commit": commit_of("kernels", "benchmarks/accuracy.py", "tests/data"),
+        "commit": commit or "unknown",
         "date": date.today().isoformat(),
     }
-
-
-def commit_of(*paths: str) -> str:
-    """The last commit that touched ``paths``, marked where they have changed since."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", *arguments, "--", *paths]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
-
-    changed = "-changed" if git("status", "--porcelain") else ""
-    return (git("log", "-1", "--format=%h") or "unknown") + changed
 
 
 def main() -> None:

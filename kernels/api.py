@@ -45,6 +45,10 @@ def explain(
     Arguments as in :func:`attention`. ``trainable`` asks about :func:`attention_trainable`;
     ``emulation=False`` leaves out backends slower than the host's own attention.
     """
+    options = precision, causal, trainable, backend, emulation
+    signature = _signature(q, k, v, mask, options)
+    if signature in _settled:
+        return _settled[signature]
     fault = find_fault(q, k, v, precision=precision, mask=mask)
     if fault:
         return refuse(fault)
@@ -53,7 +57,12 @@ def explain(
     )
     if trainable and mask is not None and mask.requires_grad:
         return refuse("the mask needs a gradient, which SageBwd does not give")
-    return choose(request, backend=backend, emulation=emulation)
+    decision = choose(request, backend=backend, emulation=emulation)
+    if decision.native and signature:
+        if len(_settled) >= _MOST_SETTLED:
+            _settled.clear()
+        _settled[signature] = decision
+    return decision
 
 
 def attention(
@@ -126,6 +135,29 @@ def capabilities(device: torch.device | str) -> list[Capability]:
                 reason = objection_of(backend, request) or ""
                 rows.append(Capability(precision, backend.name, backend.native, not reason, reason))
     return rows
+
+
+# Decisions for a native backend, which stay as they are once its self-test has passed. A model asks
+# for the same few kinds of calls thousands of times; to decide anew took as long as to launch.
+_settled: dict[tuple, Decision] = {}
+_MOST_SETTLED = 4096
+
+
+def _signature(q, k, v, mask, options: tuple) -> tuple | None:
+    """All that a decision depends on; None where it may not be remembered."""
+    if torch.compiler.is_compiling() or not type(q) is type(k) is type(v) is torch.Tensor:
+        return None
+    if not q.layout is k.layout is v.layout is torch.strided:
+        return None
+    grads = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if mask is not None:
+        if type(mask) is not torch.Tensor or mask.requires_grad:
+            return None
+        options = *options, mask.shape, mask.dtype, mask.device
+    return (
+        *(q.shape, q.dtype, q.device, k.shape, k.dtype, k.device),
+        *(v.shape, v.dtype, v.device, grads, options),
+    )
 
 
 def _as_4d(mask: torch.Tensor | None) -> torch.Tensor | None:

@@ -110,6 +110,9 @@ def find_fault(
     mask: torch.Tensor | None,
 ) -> str | None:
     """Say in words what makes these arguments no attention call at all; None if they are one."""
+    for name, x in (("q", q), ("k", k), ("v", v), *([] if mask is None else [("mask", mask)])):
+        if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
+            return f"{name} must be a dense tensor; got {_kind(x)}"
     if precision not in PRECISIONS:
         return f"unknown precision {precision!r}: choose one of {', '.join(PRECISIONS)}"
     if not q.ndim == k.ndim == v.ndim == 4:
@@ -143,6 +146,10 @@ def _mask_fault(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> str | N
     if mask.ndim > 4 or any(have not in (1, want) for have, want in zip(sizes, full, strict=True)):
         return f"mask {list(mask.shape)} does not broadcast to [B, Hq, Nq, Nk] = {list(full)}"
     return None
+
+
+def _kind(x: object) -> str:
+    return f"a {x.layout} one" if isinstance(x, torch.Tensor) else type(x).__name__
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -25,6 +25,7 @@ _SMALLEST_CHUNK = 256  # tokens
 _WAVES = 2  # of blocks that reduce
 _ALIGNMENT = 256  # bytes, of the parts of the buffer
 _VECTOR_BYTES = 16
+LOG2_E = math.log2(math.e)
 
 
 def _prologue(head_dim: int, dtype: torch.dtype) -> Variant:
@@ -54,13 +55,17 @@ _PACK = {(d, t): _pack(d, t) for d in HEAD_DIMS for t in DTYPES}
 VARIANTS = (*_PROLOGUE.values(), *_PACK.values())
 
 
-class Packed(NamedTuple):
-    """Q, K and V as the attention kernel reads them: one buffer, and its parts' addresses."""
+class Layout(NamedTuple):
+    """How a call is cut up, and where its parts lie in one buffer: offsets in bytes."""
 
-    buffer: torch.Tensor  # uint8; keeps the parts alive
     head_dim: int  # one of HEAD_DIMS
     blocks: int  # of K and V per (batch, key head)
-    chunks: int  # of tokens that the statistics were made of
+    chunks: int  # of tokens, per (batch, key head) and per K and V, that statistics are made of
+    chunk_tokens: int
+    reduction_blocks: int
+    q_blocks: int  # per (batch, query head)
+    prologue_grid: tuple[int, int, int]
+    pack_grid: tuple[int, int, int]
     q_codes: int
     q_scales: int
     k_codes: int
@@ -68,16 +73,24 @@ class Packed(NamedTuple):
     k_scales: int
     v_channels: int
     partials: int
+    bytes: int
+
+
+class Packed(NamedTuple):
+    """Q, K and V as the attention kernel reads them."""
+
+    buffer: torch.Tensor  # uint8
+    layout: Layout
 
     def key_mean(self, k: torch.Tensor) -> torch.Tensor:
         """What smoothing took from K [B, Hk, Nk, D]: its mean over live tokens, [B, Hk, 1, D]."""
         batch, heads, tokens, channels = k.shape
-        width = _partial_floats(self.head_dim)
-        start = self.partials - self.buffer.data_ptr()
-        size = batch * heads * 2 * self.chunks * width * 4
-        partials = self.buffer[start : start + size].view(torch.float32)
-        partials = partials.view(batch, heads, 2, self.chunks, width)[:, :, 0].sum(2, keepdim=True)
-        count = partials[..., 3 * self.head_dim, None].clamp_min(1)
+        _, _, chunks, *_ = layout = self.layout
+        width = _partial_floats(layout.head_dim)
+        partials = self.buffer[layout.partials :][: batch * heads * 2 * chunks * width * 4]
+        partials = partials.view(torch.float32).view(batch, heads, 2, chunks, width)
+        partials = partials[:, :, 0].sum(2, keepdim=True)
+        count = partials[..., 3 * layout.head_dim, None].clamp_min(1)
         return partials[..., :channels] * (256 * tokens / count)  # 1 / RANGE, see rows.cuh
 
 
@@ -96,68 +109,50 @@ def quantise(
     scale: of the softmax.
     """
     batch, q_heads, q_len, channels = q.shape
-    kv_heads, kv_len = k.shape[1:3]
-    head_dim = padded_head_dim(channels)
-    blocks = 2 * _blocks(kv_len, 2 * _BLOCK_KEYS)
-    chunks, chunk_tokens = _chunks(batch * kv_heads * 2, kv_len, q.device.index)
-    kv_bytes = batch * kv_heads * blocks * _BLOCK_KEYS * head_dim
-    reduction_blocks = batch * kv_heads * 2 * chunks
-    packed = _allocate(
-        q.device,
-        head_dim,
-        blocks,
-        chunks,
-        q_codes=batch * q_heads * q_len * head_dim,
-        q_scales=batch * q_heads * q_len * 4,
-        k_codes=kv_bytes,
-        v_codes=kv_bytes,
-        k_scales=batch * kv_heads * blocks * 16,
-        v_channels=batch * kv_heads * 2 * head_dim * 4,
-        partials=reduction_blocks * _partial_floats(head_dim) * 4,
-    )
-    q_view, k_view, v_view, live_view = _view(q), _view(k), _view(v), _live_view(live_keys)
-    q_blocks = _blocks(q_len, _Q_TOKENS)
+    _, kv_heads, kv_len, _ = k.shape
+    device = q.device.index
+    layout = _lay_out(batch, q_heads, kv_heads, q_len, kv_len, channels, device)
+    buffer = torch.empty(layout.bytes, dtype=torch.uint8, device=q.device)
+    start = buffer.data_ptr()
+    key = layout.head_dim, q.dtype
+    kv_view = (*_view(k), *_view(v), *_live_view(live_keys))
     launch(
-        _PROLOGUE[head_dim, q.dtype],
-        q.device.index,
-        (reduction_blocks + batch * q_heads * q_blocks, 1, 1),
-        *q_view,
-        *k_view,
-        *v_view,
-        *live_view,
-        packed.q_codes,
-        packed.q_scales,
-        packed.partials,
+        _PROLOGUE[key],
+        device,
+        layout.prologue_grid,
+        *_view(q),
+        *kv_view,
+        start + layout.q_codes,
+        start + layout.q_scales,
+        start + layout.partials,
         q_heads,
         kv_heads,
         q_len,
         kv_len,
         channels,
-        chunks,
-        chunk_tokens,
-        reduction_blocks,
-        q_blocks,
-        scale * math.log2(math.e),
+        layout.chunks,
+        layout.chunk_tokens,
+        layout.reduction_blocks,
+        layout.q_blocks,
+        scale * LOG2_E,
     )
     launch(
-        _PACK[head_dim, q.dtype],
-        q.device.index,
-        (blocks * 2 * kv_heads * batch, 1, 1),
-        *k_view,
-        *v_view,
-        *live_view,
-        packed.partials,
-        packed.k_codes,
-        packed.v_codes,
-        packed.k_scales,
-        packed.v_channels,
+        _PACK[key],
+        device,
+        layout.pack_grid,
+        *kv_view,
+        start + layout.partials,
+        start + layout.k_codes,
+        start + layout.v_codes,
+        start + layout.k_scales,
+        start + layout.v_channels,
         kv_heads,
         kv_len,
         channels,
-        chunks,
-        blocks,
+        layout.chunks,
+        layout.blocks,
     )
-    return packed
+    return Packed(buffer, layout)
 
 
 def readable(x: torch.Tensor) -> torch.Tensor:
@@ -168,28 +163,58 @@ def readable(x: torch.Tensor) -> torch.Tensor:
     """
     if x.shape[-1] % 8:
         return torch.nn.functional.pad(x, (0, -x.shape[-1] % 8))
-    per_vector = _VECTOR_BYTES // x.itemsize
-    aligned = x.data_ptr() % _VECTOR_BYTES == 0 and all(
-        size == 1 or stride % per_vector == 0
-        for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)
-    )
-    return x if aligned and x.stride(-1) == 1 else x.contiguous()
+    aligned = x.data_ptr() % _VECTOR_BYTES == 0
+    return x if aligned and _are_vectors(x.shape, x.stride(), x.itemsize) else x.contiguous()
+
+
+@lru_cache(maxsize=4096)
+def _are_vectors(shape: tuple[int, ...], stride: tuple[int, ...], itemsize: int) -> bool:
+    """Whether every token starts on 16 bytes if the first one does."""
+    per_vector = _VECTOR_BYTES // itemsize
+    steps = zip(shape[:-1], stride[:-1], strict=True)
+    return stride[-1] == 1 and all(size == 1 or step % per_vector == 0 for size, step in steps)
 
 
 def padded_head_dim(channels: int) -> int:
     return next(d for d in HEAD_DIMS if d >= channels)
 
 
-def _allocate(device: torch.device, head_dim, blocks, chunks, **sizes: int) -> Packed:
-    """One allocation for all parts: an allocator call costs microseconds."""
+@lru_cache(maxsize=4096)
+def _lay_out(
+    batch: int, q_heads: int, kv_heads: int, q_len: int, kv_len: int, channels: int, device: int
+) -> Layout:
+    """One buffer for all parts: an allocation costs microseconds, and so would this arithmetic."""
+    head_dim = padded_head_dim(channels)
+    blocks = 2 * _blocks(kv_len, 2 * _BLOCK_KEYS)
+    chunks, chunk_tokens = _chunks(batch * kv_heads * 2, kv_len, device)
+    reduction_blocks = batch * kv_heads * 2 * chunks
+    q_blocks = _blocks(q_len, _Q_TOKENS)
+    kv_bytes = batch * kv_heads * blocks * _BLOCK_KEYS * head_dim
+    sizes = {
+        "q_codes": batch * q_heads * q_len * head_dim,
+        "q_scales": batch * q_heads * q_len * 4,
+        "k_codes": kv_bytes,
+        "v_codes": kv_bytes,
+        "k_scales": batch * kv_heads * blocks * 16,
+        "v_channels": batch * kv_heads * 2 * head_dim * 4,
+        "partials": reduction_blocks * _partial_floats(head_dim) * 4,
+    }
     offsets, end = {}, 0
     for name, size in sizes.items():
         offsets[name] = end
-        end += -(-size // _ALIGNMENT) * _ALIGNMENT
-    buffer = torch.empty(end, dtype=torch.uint8, device=device)
-    start = buffer.data_ptr()
-    addresses = {name: start + offset for name, offset in offsets.items()}
-    return Packed(buffer, head_dim, blocks, chunks, **addresses)
+        end += _blocks(size, _ALIGNMENT) * _ALIGNMENT
+    return Layout(
+        head_dim=head_dim,
+        blocks=blocks,
+        chunks=chunks,
+        chunk_tokens=chunk_tokens,
+        reduction_blocks=reduction_blocks,
+        q_blocks=q_blocks,
+        prologue_grid=(reduction_blocks + batch * q_heads * q_blocks, 1, 1),
+        pack_grid=(blocks * 2 * kv_heads * batch, 1, 1),
+        bytes=end,
+        **offsets,
+    )
 
 
 def _chunks(reductions: int, tokens: int, device: int) -> tuple[int, int]:
@@ -214,7 +239,8 @@ def _partial_floats(head_dim: int) -> int:
 
 
 def _view(x: torch.Tensor) -> tuple[int, int, int, int]:
-    return x.data_ptr(), *x.stride()[:3]
+    batch, head, token, _ = x.stride()
+    return x.data_ptr(), batch, head, token
 
 
 def _live_view(live: torch.Tensor | None) -> tuple[int, int, int]:

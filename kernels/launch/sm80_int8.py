@@ -86,20 +86,23 @@ def attend(
     if mask is not None:
         mask = mask.float() if mask.dtype == torch.float64 else mask
         mask = mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    channels = q.shape[3]
+    batch, heads, q_len, channels = q.shape
     q, k, v = readable(q), readable(k), readable(v)
-    packed = quantise(q, k, v, live_keys=_live_keys(mask, causal, q, k), scale=scale)
-    batch, heads, q_len = q.shape[:3]
-    out = torch.empty(batch, q_len, heads, q.shape[3], dtype=q.dtype, device=q.device)
-    out = out.transpose(1, 2)
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if return_lse else None
+    live_keys = None if mask is None else _live_keys(mask, causal, q, k)
+    packed = quantise(q, k, v, live_keys=live_keys, scale=scale)
+    out = torch.empty((batch, q_len, heads, q.shape[3]), dtype=q.dtype, device=q.device)
+    lse = None
+    if return_lse:
+        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     launch_attention(packed, q, k, mask, causal, out, lse)
+    out = out.transpose(1, 2)
+    if out.shape[3] != channels:
+        out = out[..., :channels]
     if not return_lse:
-        return out[..., :channels]
+        return out
     # Smoothing took scale * q . mean(K) from every score of a row.
-    group = heads // k.shape[1]
-    key_mean = packed.key_mean(k).repeat_interleave(group, 1)
-    return out[..., :channels], lse + (q.float() * key_mean).sum(-1) * scale
+    key_mean = packed.key_mean(k).repeat_interleave(heads // k.shape[1], 1)
+    return out, lse + (q.float() * key_mean).sum(-1) * scale
 
 
 def launch_attention(
@@ -111,29 +114,38 @@ def launch_attention(
     out: torch.Tensor,
     lse: torch.Tensor | None,
 ) -> None:
-    """Enqueue the attention kernel on quantised operands; writes ``out`` and, if given, ``lse``."""
-    key = packed.head_dim, mask is not None
+    """Enqueue the attention kernel on quantised operands.
+
+    Writes ``out`` [B, Nq, Hq, D] and, if given, ``lse`` [B, Hq, Nq].
+    """
+    layout = packed.layout
+    start = packed.buffer.data_ptr()
+    key = layout.head_dim, mask is not None
     batch, q_heads, q_len, channels = q.shape
+    row_blocks = -(-q_len // TILES[key].rows)
+    batch_stride, token_stride, head_stride, _ = out.stride()
     launch(
         _ATTENTION[key],
         q.device.index,
-        (-(-q_len // TILES[key].rows), q_heads, batch),
-        packed.q_codes,
-        packed.q_scales,
-        packed.k_codes,
-        packed.v_codes,
-        packed.k_scales,
-        packed.v_channels,
+        (row_blocks, q_heads, batch),
+        start + layout.q_codes,
+        start + layout.q_scales,
+        start + layout.k_codes,
+        start + layout.v_codes,
+        start + layout.k_scales,
+        start + layout.v_channels,
         *(_NO_MASK if mask is None else _mask_view(mask)),
         out.data_ptr(),
-        *out.stride()[:3],
+        batch_stride,
+        head_stride,
+        token_stride,
         0 if lse is None else lse.data_ptr(),
         q_heads,
         k.shape[1],
         q_len,
         k.shape[2],
         channels,
-        packed.blocks,
+        layout.blocks,
         causal,
         _CODES[out.dtype],
     )
@@ -148,13 +160,11 @@ def _mask_view(mask: torch.Tensor) -> tuple[int, ...]:
     return mask.data_ptr(), *strides, _CODES[mask.dtype], in_fours
 
 
-def _live_keys(mask: torch.Tensor | None, causal: bool, q, k) -> torch.Tensor | None:
+def _live_keys(mask: torch.Tensor, causal: bool, q, k) -> torch.Tensor | None:
     """Keys that some query sees, bool [B|1, Hk|1, Nk] with contiguous rows; None if all are.
 
     The others take no part in means and scales, so that whatever padding holds cannot matter.
     """
-    if mask is None:
-        return None
     mask = without_expanded_dims(mask)
     mask = mask.unflatten(1, (k.shape[1], -1) if mask.shape[1] > 1 else (1, 1))
     live = Visibility(mask, causal, q.shape[2], k.shape[2]).live_keys(k.device)

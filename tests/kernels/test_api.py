@@ -10,9 +10,11 @@ from sageattention3.demo.pack import ROOT
 from sageattention3.kernels import (
     PRECISIONS,
     UnsupportedAttentionError,
+    api,
     attention,
     attention_trainable,
     capabilities,
+    dispatch,
     explain,
     metrics,
 )
@@ -170,6 +172,12 @@ def test_batch_times_heads_may_exceed_a_cuda_grid_dimension():
         (lambda q, k, v: (q.int(), k, v), "q is int32"),
         (lambda q, k, v: (q, k.to(torch.float8_e4m3fn), v), "k is float8_e4m3fn"),
         (lambda q, k, v: (q, k.to("meta"), v.to("meta")), "different devices"),
+        (lambda q, k, v: (q, k, None), "v must be a dense tensor; got NoneType"),
+        (lambda q, k, v: (q.tolist(), k, v), "q must be a dense tensor; got list"),
+        (
+            lambda q, k, v: (q, k.to_sparse(), v),
+            "k must be a dense tensor; got a torch.sparse_coo one",
+        ),
     ],
 )
 def test_malformed_tensors_are_named_in_the_error(change, words):
@@ -186,6 +194,7 @@ def test_malformed_tensors_are_named_in_the_error(change, words):
         (torch.zeros(3, 1, 1, 96), "does not broadcast"),
         (torch.zeros(1, 1, 1, 1, 96), "does not broadcast"),
         (torch.zeros(96, 96, dtype=torch.int64), "mask is int64"),
+        ([[True]], "mask must be a dense tensor; got list"),
     ],
 )
 def test_a_mask_that_does_not_fit_is_named_in_the_error(mask, words):
@@ -293,3 +302,43 @@ def test_a_second_copy_of_the_pack_is_refused_with_the_way_out():
     assert torch.ops.sageattention3.attention(q, q, q, None, 1.0, False, "int8", "reference").equal(
         attention(q, q, q, precision="int8", scale=1.0)
     )
+
+
+def test_a_decision_for_a_native_backend_is_remembered_with_all_it_depends_on(monkeypatch):
+    """Each change must be decided anew; only the same call again is not."""
+    asked = []
+
+    def choose(request, *, backend, emulation):
+        asked.append(request)
+        return dispatch.Decision("native", True, "")
+
+    monkeypatch.setattr(api, "_settled", {})
+    monkeypatch.setattr(api, "choose", choose)
+    q, k, v = tensors()
+    mask = torch.ones(96, 96, dtype=torch.bool)
+    calls = [
+        ((q, k, v), {}),
+        ((q[:, :, :50], k, v), {}),
+        ((q, k[:, :, :50], v[:, :, :50]), {}),
+        ((q.half(), k, v), {}),
+        ((q, k.half(), v), {}),
+        ((q, k, v.half()), {}),
+        ((q, k, v), {"mask": mask}),
+        ((q, k, v), {"mask": mask[:1]}),
+        ((q, k, v), {"mask": mask.float()}),
+        ((q, k, v), {"causal": True}),
+        ((q, k, v), {"trainable": True}),
+        ((q, k, v), {"emulation": False}),
+        ((q, k, v), {"backend": "native"}),
+        ((q, k, v), {"precision": "fp4"}),
+        ((q.detach().requires_grad_(), k, v), {}),
+    ]
+    for _ in range(2):
+        for given, options in calls:
+            explain(*given, **{"precision": "int8", **options})
+    assert len(asked) == len(calls)
+    with torch.no_grad():
+        explain(q.detach().requires_grad_(), k, v, precision="int8")
+    assert len(asked) == len(calls), "without gradients it is the first call again"
+    with pytest.raises(UnsupportedAttentionError, match="one shape"):
+        attention(q, k, v[:, :, :50], precision="int8")

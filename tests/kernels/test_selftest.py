@@ -4,7 +4,14 @@ import logging
 
 import pytest
 import torch
-from sageattention3.kernels import UnsupportedAttentionError, attention, backends, explain, selftest
+from sageattention3.kernels import (
+    UnsupportedAttentionError,
+    api,
+    attention,
+    backends,
+    explain,
+    selftest,
+)
 from sageattention3.kernels.backend import Backend
 from sageattention3.kernels.jit.errors import JitError
 from sageattention3.kernels.reference.backend import REFERENCE
@@ -70,6 +77,7 @@ def use(monkeypatch):
     monkeypatch.setattr(selftest, "_verdicts", {})
 
     def register(forward):
+        monkeypatch.setattr(api, "_settled", {})
         native = Backend("native", ("int8",), True, (), forward)
         monkeypatch.setattr(backends, "BACKENDS", (native, REFERENCE))
 

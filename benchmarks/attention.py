@@ -1,0 +1,235 @@
+"""Speed of native attention on this machine's GPU, beside torch's own and any installed peer.
+
+    python benchmarks/attention.py [--quick] [--out FOLDER] [--commit HASH]
+
+Times are of the public calls, quantisation included. Contestants take turns, because GPUs slow down
+as they get warm: only ratios within one round say something. --out writes attention.json and
+attention.png there; what the README quotes lies in benchmarks/results.
+"""
+
+import argparse
+import importlib.util
+import json
+import statistics
+import time
+from collections.abc import Callable
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from rich.console import Console
+from rich.table import Table
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+ROOT = Path(__file__).resolve().parent.parent
+
+if __name__ == "__main__":  # as a script; tests import this module from the loaded pack
+    spec = importlib.util.spec_from_file_location("pack_loader", ROOT / "demo" / "pack.py")
+    loader = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loader)
+    loader.load_pack()
+
+from sageattention3.benchmarks.provenance import commit_of  # noqa: E402
+from sageattention3.kernels import attention, capabilities  # noqa: E402
+
+FLUSHED_BYTES = 256 << 20  # more than any L2
+ROUNDS = 5
+ROUND_SECONDS = 0.05  # of each contestant in each round
+BASELINE = "torch flash"
+
+
+class Shape(NamedTuple):
+    """One attention call: [batch, heads, tokens, head_dim], bf16."""
+
+    name: str
+    batch: int
+    heads: int
+    tokens: int
+    head_dim: int
+    causal: bool = False
+
+    @property
+    def flops(self) -> float:
+        """Of both matrix products; half of them where the call is causal."""
+        products = 4 * self.batch * self.heads * self.tokens**2 * self.head_dim
+        return products / 2 if self.causal else products
+
+
+SHAPES = (
+    Shape("4k, D128", 2, 24, 4096, 128),
+    Shape("16k, D128", 2, 24, 16384, 128),
+    Shape("4k, D64", 2, 24, 4096, 64),
+    Shape("16k, D64", 2, 24, 16384, 64),
+    Shape("16k, D128, causal", 2, 24, 16384, 128, causal=True),
+    Shape("SDXL", 2, 10, 4096, 64),
+    Shape("Flux", 1, 24, 4608, 128),
+    Shape("CogVideoX", 2, 48, 17776, 64),
+    Shape("Wan 2.1 14B", 1, 40, 32760, 128),
+    Shape("HunyuanVideo", 1, 24, 118800, 128),
+)
+QUICK = SHAPES[:4]
+ENQUEUED = Shape("enqueue", 1, 8, 256, 128)
+
+
+def sdpa(kind: SDPBackend, q, k, v, causal: bool) -> torch.Tensor:
+    with sdpa_kernel(kind):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def ours(precision: str, backend: str, q, k, v, causal: bool) -> torch.Tensor:
+    return attention(q, k, v, precision=precision, backend=backend, causal=causal)
+
+
+def sage_attention(q, k, v, causal: bool) -> torch.Tensor:
+    from sageattention import sageattn
+
+    return sageattn(q, k, v, tensor_layout="HND", is_causal=causal)
+
+
+def contestants() -> dict[str, Callable]:
+    """Everything here that computes attention, by name; the baseline first."""
+    found = {
+        BASELINE: partial(sdpa, SDPBackend.FLASH_ATTENTION),
+        "torch cuDNN": partial(sdpa, SDPBackend.CUDNN_ATTENTION),
+    }
+    if importlib.util.find_spec("sageattention"):
+        found["sageattention"] = sage_attention
+    for row in capabilities(torch.device("cuda", torch.cuda.current_device())):
+        if row.native and row.usable:
+            found[f"{row.precision} ({row.backend})"] = partial(ours, row.precision, row.backend)
+    return found
+
+
+def tensors(shape: Shape, seed: int = 0) -> list[torch.Tensor]:
+    """q, k, v as models make them: token-major in memory."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    size = shape.batch, shape.tokens, shape.heads, shape.head_dim
+    options = {"generator": generator, "device": "cuda", "dtype": torch.bfloat16}
+    return [torch.randn(size, **options).transpose(1, 2) for _ in range(3)]
+
+
+def milliseconds(call: Callable, times: int, flush: torch.Tensor) -> list[float]:
+    """GPU time of each of ``times`` calls with a cold L2; the CPU runs ahead, as in a model."""
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(times)]
+    for begin, end in events:
+        flush.zero_()
+        begin.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return [begin.elapsed_time(end) for begin, end in events]
+
+
+def measure(shape: Shape, found: dict[str, Callable], flush: torch.Tensor) -> dict[str, float]:
+    """Median milliseconds of each contestant that takes this shape."""
+    q, k, v = tensors(shape)
+    calls, counts = {}, {}
+    for name, contestant in found.items():
+        call = partial(contestant, q, k, v, shape.causal)
+        try:
+            call()
+            [first] = milliseconds(call, 1, flush)
+        except RuntimeError as error:
+            print(f"{name} does not take {shape.name}: {str(error).splitlines()[0]}")
+            continue
+        calls[name], counts[name] = call, max(2, min(20, int(ROUND_SECONDS * 1e3 / first)))
+    taken = {name: [] for name in calls}
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            taken[name] += milliseconds(call, counts[name], flush)
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def enqueue_microseconds(found: dict[str, Callable]) -> dict[str, float]:
+    """CPU time of a call too small to matter on the GPU; of torch, what its default picks."""
+    q, k, v = tensors(ENQUEUED)
+    calls = {"torch": lambda q, k, v, causal: F.scaled_dot_product_attention(q, k, v), **found}
+    taken = {name: [] for name in calls}
+    for _ in range(20):
+        for name, call in calls.items():
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            for _ in range(50):
+                call(q, k, v, False)
+            taken[name].append((time.perf_counter() - started) / 50 * 1e6)
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def show(results: list[dict], enqueue: dict[str, float], console: Console) -> None:
+    names = list(enqueue)[1:]
+    table = Table("call", *names, title=f"TFLOPS, and times {BASELINE}")
+    for row in results:
+        cells = []
+        for name in names:
+            taken = row["milliseconds"].get(name)
+            ratio = taken and row["milliseconds"][BASELINE] / taken
+            cells.append(f"{row['flops'] / taken / 1e9:.0f}  {ratio:.2f}x" if taken else "-")
+        table.add_row(row["shape"], *cells)
+    console.print(table)
+    baseline = enqueue["torch"]
+    times = "; ".join(f"{n} {t:.1f} us ({t / baseline:.2f}x)" for n, t in enqueue.items())
+    console.print(f"Enqueue time at {ENQUEUED.tokens} tokens: {times}")
+
+
+def plot(results: list[dict], path: Path, title: str) -> None:
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(name for row in results for name in row["milliseconds"]))
+    figure = Figure(figsize=(1.2 * len(results) + 2, 4), layout="constrained")
+    axes = figure.add_subplot()
+    width = 0.8 / len(names)
+    for i, name in enumerate(names):
+        heights = [
+            row["flops"] / row["milliseconds"][name] / 1e9 if name in row["milliseconds"] else 0
+            for row in results
+        ]
+        axes.bar([x + i * width for x in range(len(results))], heights, width, label=name)
+    axes.set_xticks([x + 0.4 - width / 2 for x in range(len(results))])
+    axes.set_xticklabels([row["shape"] for row in results], rotation=25, ha="right")
+    axes.set_ylabel("TFLOPS, quantisation included")
+    axes.set_title(title, fontsize=10)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=130)
+
+
+def provenance(commit: str) -> dict[str, str]:
+    return {
+        "machine": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "commit": commit or commit_of("kernels", "benchmarks/attention.py") or "unknown",
+        "date": date.today().isoformat(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="four shapes only")
+    parser.add_argument("--out", type=Path, help="folder for attention.json and attention.png")
+    parser.add_argument("--commit", default="", help="of this code, where it is no git checkout")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("there is no NVIDIA GPU to measure, or torch is a CPU build")
+    found, flush = contestants(), torch.empty(FLUSHED_BYTES, dtype=torch.uint8, device="cuda")
+    enqueue = enqueue_microseconds(found)
+    results = [
+        {"shape": shape.name, **shape._asdict(), "flops": shape.flops}
+        | {"milliseconds": measure(shape, found, flush)}
+        for shape in (QUICK if options.quick else SHAPES)
+    ]
+    show(results, enqueue, Console(width=160))
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        machine = provenance(options.commit)
+        record = {**machine, "calls": results, "enqueue_microseconds": enqueue}
+        text = json.dumps(record, indent=1) + "\n"
+        (options.out / "attention.json").write_text(text, encoding="utf-8")
+        title = f"{machine['machine']}, torch {machine['torch']}, {machine['date']}"
+        plot(results, options.out / "attention.png", title)
+
+
+if __name__ == "__main__":
+    main()
