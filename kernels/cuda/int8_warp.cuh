@@ -1,0 +1,340 @@
+// Sixteen rows of Q against one block of keys after the other: what one warp of INT8 attention does.
+//
+// S = Q K^T in s8 x s8. Each tile's P is quantised to 0..255 by its own row maximum; P V in u8 x s8
+// is exact in integers and joins an FP32 accumulator, weighted by the tile's maximum. So a row's
+// largest score elsewhere never costs a tile its resolution (the error of P at 16k normal tokens is
+// 2.3% with the running maximum, 0.6% with this one), and nothing is rescaled as maxima grow.
+//
+// Integers become floats for free: the products start from the bits of 1.5 * 2^23, so that the
+// sums, read as floats, are that number plus the integer.
+#pragma once
+
+#include "int8_layout.cuh"
+#include "mask.cuh"
+#include "ptx.cuh"
+
+constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23
+constexpr u32 MAGIC_BITS = 0x4b400000u;
+constexpr int MAGIC_RANGE = 1 << 22;  // integers that MAGIC can carry
+constexpr float LOG2_255 = 7.99435343685886f;
+
+// Exponents of the fast path are off by less than 4 score factors, downwards: P stays below 255.5.
+// From this factor on (scores in the ten thousands) that would be felt, and the exact path is taken.
+constexpr float LARGEST_FAST_FACTOR = 1.0f / 128;
+constexpr float MAGIC_WITH_MARGIN = MAGIC + 4.0f;
+constexpr float LARGEST_FACTOR = 1e30f;  // times any integer score it is still finite
+
+// A row's accumulator is kept in units of 2^reference. The reference moves only when a tile's
+// maximum leaves it this far below; FP32 has the range, and rows seldom need a second one.
+constexpr float REFERENCE_SLACK = 64.0f;
+
+// Adding P V as it comes, MAGIC included, saves an instruction per element; the sum of what MAGIC
+// added is taken off after this many tiles, before it costs more than a unit of P V.
+constexpr int TILES_PER_SETTLEMENT = 8;
+
+constexpr int WARP_ROWS = 16;
+#ifndef LEAD
+#define LEAD 4
+#endif
+
+template <int HEAD_DIM>
+struct Warp {
+  using Scores = u32[BLOCK_KEYS / 8][4];  // integers beside MAGIC, or exponents of two
+
+  static constexpr int STEPS = HEAD_DIM / 32;      // of a product Q K^T
+  static constexpr int PAIRS = BLOCK_KEYS / 16;    // of its n-tiles: each pair is 16 keys
+  static constexpr int V_PAIRS = HEAD_DIM / 16;    // of n-tiles of P V
+  static constexpr int PANEL = BLOCK_KEYS * 32;    // bytes of 32 channels of a block of K
+  static constexpr int V_PANEL = HEAD_DIM * 32;    // bytes of 32 keys of a block of V
+  static_assert(HEAD_DIM * 127 * 127 < MAGIC_RANGE, "scores must fit beside MAGIC");
+  static_assert(BLOCK_KEYS * 255 * 127 < MAGIC_RANGE, "products P V must fit beside MAGIC");
+
+  u32 q[STEPS][4];
+  float q_scale[2];
+  float out[HEAD_DIM / 8][4];
+  float sum[2];        // this lane's part of the row's sum of P
+  float reference[2];  // exponent of the unit of `out`, `sum` and `unsettled`
+  float unsettled[2];  // what MAGIC added to `out`
+  int first_row;
+
+  // Of the tile at hand.
+  float factor[2];  // from scores to exponents
+  float top[2];     // the largest exponent of each row
+  u32 p[BLOCK_KEYS / 32][4];
+
+  __device__ __forceinline__ int row(int r) const { return first_row + 8 * r + threadIdx.x % 32 / 4; }
+  static __device__ __forceinline__ int t() { return threadIdx.x % 4; }
+
+  // `codes` and `scales`: of the head's first query.
+  __device__ __forceinline__ void start(const u8* codes, const float* scales, int row0, int q_len) {
+    first_row = row0;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int source = min(row(r), q_len - 1);
+      const u32* words = reinterpret_cast<const u32*>(codes + static_cast<s64>(source) * HEAD_DIM);
+#pragma unroll
+      for (int step = 0; step < STEPS; ++step) {
+        q[step][r] = words[8 * step + t()];
+        q[step][r + 2] = words[8 * step + 4 + t()];
+      }
+      q_scale[r] = scales[source];
+      sum[r] = unsettled[r] = 0.0f;
+      reference[r] = -FLOAT_MAX;
+    }
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out[n][i] = 0.0f;
+    }
+  }
+
+  // s = Q K^T, beside MAGIC. `k` is the shared address of the block plus this lane's offset.
+  __device__ __forceinline__ void multiply_keys(Scores& s, u32 k) const {
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+#pragma unroll
+      for (int pair = 0; pair < PAIRS; ++pair) multiply_keys(s, k, step, pair);
+    }
+  }
+
+  // top = the largest exponent of each row, from scores as they come out of the product.
+  __device__ __forceinline__ void find_top(const Scores& s, float k_scale) {
+    s32 largest[2] = {0, 0};
+#pragma unroll
+    for (int n = 0; n < BLOCK_KEYS / 8; ++n) include(largest, s[n]);
+    set_top(largest, k_scale);
+  }
+
+  // Which keys of the tile a boolean mask shows, four to a word; false if it shows none to this warp.
+  __device__ __forceinline__ bool read_visibility(const Mask& mask, int batch, int head, int q_len,
+                                                  int kv_len, int first_key,
+                                                  u32 (&visible)[2][PAIRS]) const {
+    u32 any = 0;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const s64 mask_row = mask.row(batch, head, min(row(r), q_len - 1));
+#pragma unroll
+      for (int j = 0; j < PAIRS; ++j) {
+        visible[r][j] = mask.visible(mask_row, first_key + 16 * j + 4 * t(), kv_len);
+        any |= visible[r][j];
+      }
+    }
+    return __any_sync(0xffffffff, any != 0);
+  }
+
+  // The exact path: scores to exponents, biased or hidden one by one; top as above. Hidden keys
+  // get -infinity; a row that sees nothing gets a top of -FLOAT_MAX.
+  template <bool MASKED>
+  __device__ __forceinline__ void hide_and_find_top(Scores& s, float k_scale, const Mask& mask,
+                                                    int batch, int head, int q_len, int kv_len,
+                                                    bool causal, int first_key,
+                                                    const u32 (&visible)[2][PAIRS]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float scale = min_nan(q_scale[r] * k_scale, LARGEST_FACTOR);
+      const int query = row(r);
+      const int last_key = causal ? min(query, kv_len - 1) : kv_len - 1;
+      const s64 mask_row = MASKED ? mask.row(batch, head, min(query, q_len - 1)) : 0;
+      float highest = -FLOAT_MAX;
+#pragma unroll
+      for (int j = 0; j < PAIRS; ++j) {
+        const int key = first_key + 16 * j + 4 * t();
+        float bias[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (MASKED && mask.dtype != BOOL) mask.biases(bias, mask_row, key, kv_len);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          u32& score = s[2 * j + i / 2][2 * r + i % 2];
+          const float exponent = fmaf(as_float(score) - MAGIC, scale, bias[i]);
+          bool hidden = key + i > last_key;
+          if (MASKED && mask.dtype == BOOL) {
+            hidden = hidden || !(visible[r][j] & 0xffu << (8 * i));
+          }
+          score = hidden ? NEGATIVE_INFINITY_BITS : as_bits(exponent);
+          highest = max_nan(highest, as_float(score));
+        }
+      }
+      top[r] = over_quad(highest);
+#pragma unroll
+      for (int n = 0; n < BLOCK_KEYS / 8; ++n) {
+#pragma unroll
+        for (int i = 2 * r; i < 2 * r + 2; ++i) s[n][i] = as_bits(as_float(s[n][i]) - top[r]);
+      }
+    }
+  }
+
+  // Moves the references of rows whose tops left them behind.
+  __device__ __forceinline__ void follow_top() {
+    const bool behind =
+        top[0] > reference[0] + REFERENCE_SLACK || top[1] > reference[1] + REFERENCE_SLACK;
+    if (!__any_sync(0xffffffff, behind)) return;
+    float shrink[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float moved = max_nan(reference[r], top[r]);
+      shrink[r] = exp2_approx(reference[r] - moved);
+      reference[r] = moved;
+      sum[r] *= shrink[r];
+      unsettled[r] *= shrink[r];
+    }
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out[n][i] *= shrink[i / 2];
+    }
+  }
+
+  // The fast path takes a tile in two stretches of code without branches, which the compiler orders
+  // as it likes: P beside the next tile's scores, then P V beside the next tile's maximum. Neither
+  // the tensor cores nor the other units then wait for a phase of the other kind to end.
+  //
+  // First stretch. `k`: shared address of the next block of K plus this lane's offset; `fetch` is
+  // called in the middle, where its copies are in nobody's way.
+  template <typename Fetch>
+  __device__ __forceinline__ void find_p(const Scores& s, Scores& next, u32 k, Fetch fetch) {
+    float shift[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) shift[r] = fmaf(-MAGIC_WITH_MARGIN, factor[r], LOG2_255 - top[r]);
+    // Half the keys at a time, so that a half of `next` takes the registers that one of `s` leaves.
+    constexpr int SLOTS = 2 * STEPS, GROUPS = 2 * PAIRS;
+#pragma unroll
+    for (int group = 0; group < LEAD; ++group) exponentiate(s, group, factor, shift);
+#pragma unroll
+    for (int slot = 0; slot < SLOTS; ++slot) {
+      const int half = slot / STEPS, step = slot % STEPS;
+#pragma unroll
+      for (int pair = half * PAIRS / 2; pair < (half + 1) * PAIRS / 2; ++pair) {
+        multiply_keys(next, k, step, pair);
+      }
+#pragma unroll
+      for (int group = LEAD + GROUPS * slot / SLOTS;
+           group < GROUPS && group < LEAD + GROUPS * (slot + 1) / SLOTS; ++group) {
+        exponentiate(s, group, factor, shift);
+      }
+      if (slot == STEPS - 1) fetch();
+    }
+  }
+
+  // Second stretch. `v`: shared address of this block of V plus this lane's offset.
+  __device__ __forceinline__ void add_values(u32 v, const Scores& next, float next_k_scale) {
+    float weight[2];
+    add_sum(weight);
+    s32 largest[2] = {0, 0};
+#pragma unroll
+    for (int pair = 0; pair < V_PAIRS; pair += 2) {
+      multiply_values(v, pair, weight);
+      if (pair < 4) {
+#pragma unroll
+        for (int n = 2 * pair; n < 2 * pair + 4; ++n) include(largest, next[n]);
+      }
+      if (pair == 2) set_top(largest, next_k_scale);
+    }
+  }
+
+  // A tile of the exact path: its P, and P V.
+  __device__ __forceinline__ void add_exact(const Scores& exponents, u32 v) {
+    const float one[2] = {1.0f, 1.0f}, shift[2] = {LOG2_255, LOG2_255};
+#pragma unroll
+    for (int group = 0; group < 2 * PAIRS; ++group) exponentiate(exponents, group, one, shift);
+    float weight[2];
+    add_sum(weight);
+#pragma unroll
+    for (int pair = 0; pair < V_PAIRS; pair += 2) multiply_values(v, pair, weight);
+  }
+
+  __device__ __forceinline__ void settle() {
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out[n][i] -= unsettled[i / 2];
+    }
+    unsettled[0] = unsettled[1] = 0.0f;
+  }
+
+ private:
+  // One step of Q K^T for the 16 keys of a pair of n-tiles.
+  __device__ __forceinline__ void multiply_keys(Scores& s, u32 k, int step, int pair) const {
+    u32 magic[4] = {MAGIC_BITS, MAGIC_BITS, MAGIC_BITS, MAGIC_BITS};
+    u32 b[4];
+    ldmatrix_x4(b, k + step * PANEL + pair * (16 * 32));
+    mma_s8_s8(s[2 * pair], q[step], b[0], b[1], step ? s[2 * pair] : magic);
+    mma_s8_s8(s[2 * pair + 1], q[step], b[2], b[3], step ? s[2 * pair + 1] : magic);
+  }
+
+  // Beside MAGIC all scores are positive floats, which compare like integers.
+  static __device__ __forceinline__ void include(s32 (&largest)[2], const u32 (&s)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) largest[i / 2] = max(largest[i / 2], static_cast<s32>(s[i]));
+  }
+
+  __device__ __forceinline__ void set_top(const s32 (&largest)[2], float k_scale) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      factor[r] = q_scale[r] * k_scale;
+      top[r] = over_quad((as_float(largest[r]) - MAGIC) * factor[r]);
+    }
+  }
+
+  // p = round(2^(s * scale + shift)) of a pair of n-tiles in one of the two rows.
+  __device__ __forceinline__ void exponentiate(const Scores& s, int group, const float (&scale)[2],
+                                               const float (&shift)[2]) {
+    const int pair = group / 2, r = group % 2;
+    p[pair / 2][pair % 2 * 2 + r] =
+        quantise_four(s[2 * pair][2 * r], s[2 * pair][2 * r + 1], s[2 * pair + 1][2 * r],
+                      s[2 * pair + 1][2 * r + 1], scale[r], shift[r]);
+  }
+
+  // weight: the tile's unit in units of out.
+  __device__ __forceinline__ void add_sum(float (&weight)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      u32 total = 0;
+#pragma unroll
+      for (int pair = 0; pair < PAIRS; ++pair) {
+        total = add_bytes(p[pair / 2][pair % 2 * 2 + r], total);
+      }
+      weight[r] = exp2_approx(top[r] - reference[r]);
+      sum[r] = fmaf(static_cast<float>(total), weight[r], sum[r]);
+      unsettled[r] = fmaf(MAGIC, weight[r], unsettled[r]);
+    }
+  }
+
+  // out += weight * P V for 32 channels: two pairs of n-tiles, so that four products are under way
+  // where each waits for the one before it.
+  __device__ __forceinline__ void multiply_values(u32 v, int first_pair, const float (&weight)[2]) {
+    u32 magic[4] = {MAGIC_BITS, MAGIC_BITS, MAGIC_BITS, MAGIC_BITS};
+    u32 product[4][4];
+#pragma unroll
+    for (int step = 0; step < BLOCK_KEYS / 32; ++step) {
+#pragma unroll
+      for (int n = 0; n < 4; n += 2) {
+        u32 b[4];
+        ldmatrix_x4(b, v + step * V_PANEL + (first_pair + n / 2) * (16 * 32));
+        mma_u8_s8(product[n], p[step], b[0], b[1], step ? product[n] : magic);
+        mma_u8_s8(product[n + 1], p[step], b[2], b[3], step ? product[n + 1] : magic);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      float& o = out[2 * first_pair + i / 4][i % 4];
+      o = fmaf(as_float(product[i / 4][i % 4]), weight[i % 4 / 2], o);
+    }
+  }
+
+  static __device__ __forceinline__ float over_quad(float x) {
+    x = max_nan(x, __shfl_xor_sync(0xffffffff, x, 1));
+    return max_nan(x, __shfl_xor_sync(0xffffffff, x, 2));
+  }
+
+  // round(2^(score * scale + shift)) of four scores, at most 255 each, packed. Rounding is an
+  // addition of 1024 in FP16, whose last place is then 1.
+  static __device__ __forceinline__ u32 quantise_four(u32 s0, u32 s1, u32 s2, u32 s3, float scale,
+                                                      float shift) {
+    u32 low = pack_f16x2(exp2_approx(fmaf(as_float(s0), scale, shift)),
+                         exp2_approx(fmaf(as_float(s1), scale, shift)));
+    u32 high = pack_f16x2(exp2_approx(fmaf(as_float(s2), scale, shift)),
+                          exp2_approx(fmaf(as_float(s3), scale, shift)));
+    asm("add.rn.f16x2 %0, %0, %1;" : "+r"(low) : "r"(0x64006400u));
+    asm("add.rn.f16x2 %0, %0, %1;" : "+r"(high) : "r"(0x64006400u));
+    return permute_bytes(low, high, 0x6420);
+  }
+};
