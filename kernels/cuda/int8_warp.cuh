@@ -25,29 +25,32 @@ constexpr float MAGIC_WITH_MARGIN = MAGIC + 4.0f;
 constexpr float LARGEST_FACTOR = 1e30f;  // times any integer score it is still finite
 
 // A row's accumulator is kept in units of 2^reference. The reference moves only when a tile's
-// maximum leaves it this far below; FP32 has the range, and rows seldom need a second one.
+// maximum passes it, then to this far above; FP32 has the range, and rows seldom need a second one.
 constexpr float REFERENCE_SLACK = 64.0f;
 
 // Adding P V as it comes, MAGIC included, saves an instruction per element; the sum of what MAGIC
-// added is taken off after this many tiles, before it costs more than a unit of P V.
-constexpr int TILES_PER_SETTLEMENT = 8;
+// added is taken off after this many tiles, before its rounding is felt: by then a unit of FP32 is
+// 32 units of P V, whose quantisation is off by about a hundred.
+constexpr int TILES_PER_SETTLEMENT = 32;
 
 constexpr int WARP_ROWS = 16;
 #ifndef LEAD
 #define LEAD 4
 #endif
 
-template <int HEAD_DIM>
+template <int HEAD_DIM, int KEYS>
 struct Warp {
-  using Scores = u32[BLOCK_KEYS / 8][4];  // integers beside MAGIC, or exponents of two
+  using Scores = u32[KEYS / 8][4];  // integers beside MAGIC, or exponents of two
 
   static constexpr int STEPS = HEAD_DIM / 32;      // of a product Q K^T
-  static constexpr int PAIRS = BLOCK_KEYS / 16;    // of its n-tiles: each pair is 16 keys
+  static constexpr int PAIRS = KEYS / 16;          // of its n-tiles: each pair is 16 keys
   static constexpr int V_PAIRS = HEAD_DIM / 16;    // of n-tiles of P V
+  static constexpr int BLOCKS = KEYS / BLOCK_KEYS;
+  static constexpr int BLOCK = BLOCK_KEYS * HEAD_DIM;  // bytes of a block of K or of V
   static constexpr int PANEL = BLOCK_KEYS * 32;    // bytes of 32 channels of a block of K
   static constexpr int V_PANEL = HEAD_DIM * 32;    // bytes of 32 keys of a block of V
   static_assert(HEAD_DIM * 127 * 127 < MAGIC_RANGE, "scores must fit beside MAGIC");
-  static_assert(BLOCK_KEYS * 255 * 127 < MAGIC_RANGE, "products P V must fit beside MAGIC");
+  static_assert(KEYS * 255 * 127 < MAGIC_RANGE, "products P V must fit beside MAGIC");
 
   u32 q[STEPS][4];
   float q_scale[2];
@@ -58,9 +61,9 @@ struct Warp {
   int first_row;
 
   // Of the tile at hand.
-  float factor[2];  // from scores to exponents
-  float top[2];     // the largest exponent of each row
-  u32 p[BLOCK_KEYS / 32][4];
+  float factor[2][BLOCKS];  // from scores to exponents
+  float top[2];             // the largest exponent of each row
+  u32 p[KEYS / 32][4];
 
   __device__ __forceinline__ int row(int r) const { return first_row + 8 * r + threadIdx.x % 32 / 4; }
   static __device__ __forceinline__ int t() { return threadIdx.x % 4; }
@@ -88,7 +91,7 @@ struct Warp {
     }
   }
 
-  // s = Q K^T, beside MAGIC. `k` is the shared address of the block plus this lane's offset.
+  // s = Q K^T, beside MAGIC. `k` is the shared address of the tile plus this lane's offset.
   __device__ __forceinline__ void multiply_keys(Scores& s, u32 k) const {
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
@@ -97,12 +100,25 @@ struct Warp {
     }
   }
 
-  // top = the largest exponent of each row, from scores as they come out of the product.
-  __device__ __forceinline__ void find_top(const Scores& s, float k_scale) {
-    s32 largest[2] = {0, 0};
+  // factor, and top = the largest exponent of each row, from scores as they come out of the product.
+  __device__ __forceinline__ void find_top(const Scores& s, const float (&k_scale)[BLOCKS]) {
 #pragma unroll
-    for (int n = 0; n < BLOCK_KEYS / 8; ++n) include(largest, s[n]);
-    set_top(largest, k_scale);
+    for (int r = 0; r < 2; ++r) {
+      float highest = -FLOAT_MAX;
+#pragma unroll
+      for (int block = 0; block < BLOCKS; ++block) {
+        // Beside MAGIC all scores are positive floats, which compare like integers.
+        s32 largest = 0;
+#pragma unroll
+        for (int n = block * 8; n < block * 8 + 8; ++n) {
+          largest = max(largest, static_cast<s32>(s[n][2 * r]));
+          largest = max(largest, static_cast<s32>(s[n][2 * r + 1]));
+        }
+        factor[r][block] = q_scale[r] * k_scale[block];
+        highest = max_nan(highest, (as_float(largest) - MAGIC) * factor[r][block]);
+      }
+      top[r] = over_quad(highest);
+    }
   }
 
   // Which keys of the tile a boolean mask shows, four to a word; false if it shows none to this warp.
@@ -125,13 +141,13 @@ struct Warp {
   // The exact path: scores to exponents, biased or hidden one by one; top as above. Hidden keys
   // get -infinity; a row that sees nothing gets a top of -FLOAT_MAX.
   template <bool MASKED>
-  __device__ __forceinline__ void hide_and_find_top(Scores& s, float k_scale, const Mask& mask,
+  __device__ __forceinline__ void hide_and_find_top(Scores& s, const float (&k_scale)[BLOCKS],
+                                                    const Mask& mask,
                                                     int batch, int head, int q_len, int kv_len,
                                                     bool causal, int first_key,
                                                     const u32 (&visible)[2][PAIRS]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float scale = min_nan(q_scale[r] * k_scale, LARGEST_FACTOR);
       const int query = row(r);
       const int last_key = causal ? min(query, kv_len - 1) : kv_len - 1;
       const s64 mask_row = MASKED ? mask.row(batch, head, min(query, q_len - 1)) : 0;
@@ -141,6 +157,7 @@ struct Warp {
         const int key = first_key + 16 * j + 4 * t();
         float bias[4] = {0.0f, 0.0f, 0.0f, 0.0f};
         if (MASKED && mask.dtype != BOOL) mask.biases(bias, mask_row, key, kv_len);
+        const float scale = min_nan(q_scale[r] * k_scale[j / 4], LARGEST_FACTOR);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           u32& score = s[2 * j + i / 2][2 * r + i % 2];
@@ -155,7 +172,7 @@ struct Warp {
       }
       top[r] = over_quad(highest);
 #pragma unroll
-      for (int n = 0; n < BLOCK_KEYS / 8; ++n) {
+      for (int n = 0; n < KEYS / 8; ++n) {
 #pragma unroll
         for (int i = 2 * r; i < 2 * r + 2; ++i) s[n][i] = as_bits(as_float(s[n][i]) - top[r]);
       }
@@ -164,13 +181,11 @@ struct Warp {
 
   // Moves the references of rows whose tops left them behind.
   __device__ __forceinline__ void follow_top() {
-    const bool behind =
-        top[0] > reference[0] + REFERENCE_SLACK || top[1] > reference[1] + REFERENCE_SLACK;
-    if (!__any_sync(0xffffffff, behind)) return;
+    if (!__any_sync(0xffffffff, top[0] > reference[0] || top[1] > reference[1])) return;
     float shrink[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float moved = max_nan(reference[r], top[r]);
+      const float moved = max_nan(reference[r], top[r] + REFERENCE_SLACK);
       shrink[r] = exp2_approx(reference[r] - moved);
       reference[r] = moved;
       sum[r] *= shrink[r];
@@ -187,52 +202,55 @@ struct Warp {
   // as it likes: P beside the next tile's scores, then P V beside the next tile's maximum. Neither
   // the tensor cores nor the other units then wait for a phase of the other kind to end.
   //
-  // First stretch. `k`: shared address of the next block of K plus this lane's offset; `fetch` is
+  // First stretch. `k`: shared address of the next tile of K plus this lane's offset; `fetch` is
   // called in the middle, where its copies are in nobody's way.
   template <typename Fetch>
   __device__ __forceinline__ void find_p(const Scores& s, Scores& next, u32 k, Fetch fetch) {
-    float shift[2];
+    float shift[2][BLOCKS];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) shift[r] = fmaf(-MAGIC_WITH_MARGIN, factor[r], LOG2_255 - top[r]);
-    // Half the keys at a time, so that a half of `next` takes the registers that one of `s` leaves.
-    constexpr int SLOTS = 2 * STEPS, GROUPS = 2 * PAIRS;
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int block = 0; block < BLOCKS; ++block) {
+        shift[r][block] = fmaf(-MAGIC_WITH_MARGIN, factor[r][block], LOG2_255 - top[r]);
+      }
+    }
+    // 32 keys at a time, so that scores of the next tile take the registers that P has left.
+    constexpr int SLOTS = PAIRS / 2 * STEPS, GROUPS = 2 * PAIRS;
 #pragma unroll
     for (int group = 0; group < LEAD; ++group) exponentiate(s, group, factor, shift);
 #pragma unroll
     for (int slot = 0; slot < SLOTS; ++slot) {
-      const int half = slot / STEPS, step = slot % STEPS;
-#pragma unroll
-      for (int pair = half * PAIRS / 2; pair < (half + 1) * PAIRS / 2; ++pair) {
-        multiply_keys(next, k, step, pair);
-      }
+      const int pair = slot / STEPS * 2, step = slot % STEPS;
+      multiply_keys(next, k, step, pair);
+      multiply_keys(next, k, step, pair + 1);
 #pragma unroll
       for (int group = LEAD + GROUPS * slot / SLOTS;
            group < GROUPS && group < LEAD + GROUPS * (slot + 1) / SLOTS; ++group) {
         exponentiate(s, group, factor, shift);
       }
-      if (slot == STEPS - 1) fetch();
+      if (slot == SLOTS / 2) fetch();
     }
   }
 
-  // Second stretch. `v`: shared address of this block of V plus this lane's offset.
-  __device__ __forceinline__ void add_values(u32 v, const Scores& next, float next_k_scale) {
+  // Second stretch. `v`: shared address of this tile of V plus this lane's offset.
+  __device__ __forceinline__ void add_values(u32 v, const Scores& next,
+                                             const float (&next_k_scale)[BLOCKS]) {
     float weight[2];
     add_sum(weight);
-    s32 largest[2] = {0, 0};
 #pragma unroll
     for (int pair = 0; pair < V_PAIRS; pair += 2) {
       multiply_values(v, pair, weight);
-      if (pair < 4) {
-#pragma unroll
-        for (int n = 2 * pair; n < 2 * pair + 4; ++n) include(largest, next[n]);
-      }
-      if (pair == 2) set_top(largest, next_k_scale);
+      if (pair == 2) find_top(next, next_k_scale);
     }
   }
 
   // A tile of the exact path: its P, and P V.
   __device__ __forceinline__ void add_exact(const Scores& exponents, u32 v) {
-    const float one[2] = {1.0f, 1.0f}, shift[2] = {LOG2_255, LOG2_255};
+    float one[2][BLOCKS], shift[2][BLOCKS];
+#pragma unroll
+    for (int i = 0; i < 2 * BLOCKS; ++i) {
+      one[i / BLOCKS][i % BLOCKS] = 1.0f, shift[i / BLOCKS][i % BLOCKS] = LOG2_255;
+    }
 #pragma unroll
     for (int group = 0; group < 2 * PAIRS; ++group) exponentiate(exponents, group, one, shift);
     float weight[2];
@@ -255,32 +273,19 @@ struct Warp {
   __device__ __forceinline__ void multiply_keys(Scores& s, u32 k, int step, int pair) const {
     u32 magic[4] = {MAGIC_BITS, MAGIC_BITS, MAGIC_BITS, MAGIC_BITS};
     u32 b[4];
-    ldmatrix_x4(b, k + step * PANEL + pair * (16 * 32));
+    ldmatrix_x4(b, k + pair / 4 * BLOCK + step * PANEL + pair % 4 * (16 * 32));
     mma_s8_s8(s[2 * pair], q[step], b[0], b[1], step ? s[2 * pair] : magic);
     mma_s8_s8(s[2 * pair + 1], q[step], b[2], b[3], step ? s[2 * pair + 1] : magic);
   }
 
-  // Beside MAGIC all scores are positive floats, which compare like integers.
-  static __device__ __forceinline__ void include(s32 (&largest)[2], const u32 (&s)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) largest[i / 2] = max(largest[i / 2], static_cast<s32>(s[i]));
-  }
-
-  __device__ __forceinline__ void set_top(const s32 (&largest)[2], float k_scale) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      factor[r] = q_scale[r] * k_scale;
-      top[r] = over_quad((as_float(largest[r]) - MAGIC) * factor[r]);
-    }
-  }
-
   // p = round(2^(s * scale + shift)) of a pair of n-tiles in one of the two rows.
-  __device__ __forceinline__ void exponentiate(const Scores& s, int group, const float (&scale)[2],
-                                               const float (&shift)[2]) {
-    const int pair = group / 2, r = group % 2;
+  __device__ __forceinline__ void exponentiate(const Scores& s, int group,
+                                               const float (&scale)[2][BLOCKS],
+                                               const float (&shift)[2][BLOCKS]) {
+    const int pair = group / 2, r = group % 2, block = pair / 4;
     p[pair / 2][pair % 2 * 2 + r] =
         quantise_four(s[2 * pair][2 * r], s[2 * pair][2 * r + 1], s[2 * pair + 1][2 * r],
-                      s[2 * pair + 1][2 * r + 1], scale[r], shift[r]);
+                      s[2 * pair + 1][2 * r + 1], scale[r][block], shift[r][block]);
   }
 
   // weight: the tile's unit in units of out.
@@ -304,11 +309,11 @@ struct Warp {
     u32 magic[4] = {MAGIC_BITS, MAGIC_BITS, MAGIC_BITS, MAGIC_BITS};
     u32 product[4][4];
 #pragma unroll
-    for (int step = 0; step < BLOCK_KEYS / 32; ++step) {
+    for (int step = 0; step < KEYS / 32; ++step) {
 #pragma unroll
       for (int n = 0; n < 4; n += 2) {
         u32 b[4];
-        ldmatrix_x4(b, v + step * V_PANEL + (first_pair + n / 2) * (16 * 32));
+        ldmatrix_x4(b, v + step / 2 * BLOCK + step % 2 * V_PANEL + (first_pair + n / 2) * (16 * 32));
         mma_u8_s8(product[n], p[step], b[0], b[1], step ? product[n] : magic);
         mma_u8_s8(product[n + 1], p[step], b[2], b[3], step ? product[n + 1] : magic);
       }

@@ -23,42 +23,42 @@ constexpr float LN_2 = 0.6931471805599453f;
 
 // Tiles of K and V in shared memory. Stage x % 2 holds what is read in turn x, and takes in the next
 // turn's copies when all warps have left it.
-template <int HEAD_DIM, int THREADS>
+template <int HEAD_DIM, int KEYS, int WARPS>
 struct Stages {
-  static constexpr int CODES = BLOCK_KEYS * HEAD_DIM;  // bytes of a tile of K or of V
+  static constexpr int CODES = KEYS * HEAD_DIM;  // bytes of a tile of K or of V
+  static constexpr int SHARE = CODES / WARPS;    // of a warp, in one piece: then the offsets of all
+                                                 // its copies fit into the instruction
+  static_assert(SHARE % 512 == 0, "a warp copies 512 bytes at a time");
 
-  u32 k_read;         // this lane's part of the first 16 rows of K in stage 0, for ldmatrix
-  u32 k_write;        // this thread's first 16 bytes of K in stage 0
-  const u8 *k, *v;    // this thread's first 16 bytes of tile 0
-  int tiles;
+  u32 read;         // shared address of stage 0 plus this lane's offset for ldmatrix
+  u32 write;        // shared address of this thread's first bytes in stage 0
+  const u8 *k, *v;  // this thread's first bytes of tile 0
+  int last;         // tile
+
+  __device__ __forceinline__ Stages(u32 shared, const u8* k_codes, const u8* v_codes, int tiles) {
+    const int lane = threadIdx.x % 32, offset = threadIdx.x / 32 * SHARE + lane * 16;
+    read = shared + ldmatrix_offset(lane), write = shared + offset;
+    k = k_codes + offset, v = v_codes + offset;
+    last = tiles - 1;
+  }
 
   static __device__ __forceinline__ u32 start(int turn) { return turn % 2 * (2 * CODES); }
-  __device__ __forceinline__ u32 k_of(int turn) const { return k_read + start(turn); }
-  __device__ __forceinline__ u32 v_of(int turn) const { return k_read + start(turn) + CODES; }
+  __device__ __forceinline__ u32 k_of(int turn) const { return read + start(turn); }
+  __device__ __forceinline__ u32 v_of(int turn) const { return read + start(turn) + CODES; }
 
-  // Begins the copies of a turn, one group; tiles beyond the last, and negative ones, are left out.
-  __device__ __forceinline__ void fetch(int turn, int k_tile, int v_tile) const {
-    if (k_tile < tiles) copy(k_write + start(turn), k, k_tile);
-    if (0 <= v_tile && v_tile < tiles) copy(k_write + start(turn) + CODES, v, v_tile);
-    commit_copies();
+  // Begin the copies of a turn; beyond the last tile they copy that one, instead of asking.
+  __device__ __forceinline__ void fetch_k(int turn, int tile) const {
+    copy<0>(write + start(turn), k + static_cast<s64>(min(tile, last)) * CODES);
+  }
+  __device__ __forceinline__ void fetch_v(int turn, int tile) const {
+    copy<0>(write + start(turn) + CODES, v + static_cast<s64>(min(tile, last)) * CODES);
   }
 
  private:
-  static __device__ __forceinline__ void copy(u32 target, const u8* codes, int tile) {
-    const u8* source = codes + static_cast<s64>(tile) * CODES;
-    copy_from<0>(target, source);
-  }
-
   template <int BYTE>
-  static __device__ __forceinline__ void copy_from(u32 target, const u8* source) {
-    constexpr int NEXT = BYTE + THREADS * 16;
-    if (NEXT <= CODES || threadIdx.x * 16 + BYTE < CODES) {
-      // With the offset in the instruction: the compiler adds 64-bit addresses one by one.
-      asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %2], 16;" ::"r"(target), "l"(source),
-                   "n"(BYTE)
-                   : "memory");
-    }
-    if constexpr (NEXT < CODES) copy_from<NEXT>(target, source);
+  static __device__ __forceinline__ void copy(u32 target, const u8* source) {
+    copy_16_bytes_async(target + BYTE, source + BYTE);
+    if constexpr (BYTE + 512 < SHARE) copy<BYTE + 512>(target, source);
   }
 };
 
@@ -76,9 +76,9 @@ __device__ __forceinline__ bool has_small_factors(const float (&q_scale)[2], con
 }
 
 // O = out / sum in V's units, with V's mean back; a row that saw no key gives zeros.
-template <Dtype DTYPE, int HEAD_DIM>
-__device__ __forceinline__ void store(const Params& p, const Warp<HEAD_DIM>& w, int batch, int head,
-                                      const float (&inverse)[2], const float* v_channels) {
+template <Dtype DTYPE, int HEAD_DIM, int KEYS>
+__device__ __forceinline__ void store(const Params& p, const Warp<HEAD_DIM, KEYS>& w, int batch,
+                                      int head, const float (&inverse)[2], const float* v_channels) {
 #pragma unroll
   for (int n = 0; n < HEAD_DIM / 8; ++n) {
     const int channel = 8 * n + 2 * w.t();
@@ -107,9 +107,9 @@ __device__ __forceinline__ void store(const Params& p, const Warp<HEAD_DIM>& w, 
   }
 }
 
-template <int HEAD_DIM>
-__device__ __forceinline__ void finish(const Params& p, const Warp<HEAD_DIM>& w, int batch, int head,
-                                       s64 head_row, const float* v_channels) {
+template <int HEAD_DIM, int KEYS>
+__device__ __forceinline__ void finish(const Params& p, const Warp<HEAD_DIM, KEYS>& w, int batch,
+                                       int head, s64 head_row, const float* v_channels) {
   float inverse[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -133,54 +133,63 @@ __device__ __forceinline__ void finish(const Params& p, const Warp<HEAD_DIM>& w,
   }
 }
 
-template <int HEAD_DIM, int WARPS, bool MASKED, int MIN_BLOCKS>
+template <int HEAD_DIM, int KEYS, int WARPS, bool MASKED, int MIN_BLOCKS>
 __global__ void __launch_bounds__(32 * WARPS, MIN_BLOCKS)
 sm80_int8_attention(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) u8 shared[];
-  constexpr int ROWS = WARPS * WARP_ROWS, THREADS = 32 * WARPS;
+  constexpr int ROWS = WARPS * WARP_ROWS;
   const int head = blockIdx.y, batch = blockIdx.z;
   // Longest rows first, so that a causal call's last blocks are its short ones.
   const int row_block = p.causal ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
   const int first_row = row_block * ROWS + threadIdx.x / 32 * WARP_ROWS;
   const int keys = p.causal ? min(p.kv_len, (row_block + 1) * ROWS) : p.kv_len;
+  const int tiles = (keys + KEYS - 1) / KEYS;
   const s64 head_row = (static_cast<s64>(batch) * p.q_heads + head) * p.q_len;
   const s64 kv_head = static_cast<s64>(batch) * p.kv_heads + head / (p.q_heads / p.kv_heads);
-  const s64 kv_bytes = kv_head * p.blocks * (BLOCK_KEYS * HEAD_DIM) + threadIdx.x * 16;
+  const s64 kv_bytes = kv_head * p.blocks * (BLOCK_KEYS * HEAD_DIM);
   const float* k_scales = p.k_scales + kv_head * p.blocks * SCALES_PER_BLOCK;
 
-  const u32 shared_start = shared_address_of(shared);
-  const Stages<HEAD_DIM, THREADS> stages{shared_start + ldmatrix_offset(threadIdx.x % 32),
-                                         shared_start + threadIdx.x * 16, p.k_codes + kv_bytes,
-                                         p.v_codes + kv_bytes,
-                                         (keys + BLOCK_KEYS - 1) / BLOCK_KEYS};
-  stages.fetch(1, 0, -1);
-  using W = Warp<HEAD_DIM>;
+  const Stages<HEAD_DIM, KEYS, WARPS> stages(shared_address_of(shared), p.k_codes + kv_bytes,
+                                             p.v_codes + kv_bytes, tiles);
+  stages.fetch_k(1, 0);
+  commit_copies();
+  using W = Warp<HEAD_DIM, KEYS>;
   W w;
   w.start(p.q_codes + head_row * HEAD_DIM, p.q_scales + head_row, first_row, p.q_len);
-  const float* lane_k_scales = k_scales + w.t();
-  auto k_scale = [&](int tile) { return lane_k_scales[tile * SCALES_PER_BLOCK]; };
+  auto read_k_scales = [&](float (&scales)[W::BLOCKS], int tile) {
+    const float* source = k_scales + w.t() + tile * (W::BLOCKS * SCALES_PER_BLOCK);
+#pragma unroll
+    for (int block = 0; block < W::BLOCKS; ++block) scales[block] = source[block * SCALES_PER_BLOCK];
+  };
+  float k_scale[W::BLOCKS];
   int tile = 0;
 
   if constexpr (!MASKED) {
     // Tiles that every row of the block sees whole.
-    int whole = (p.causal ? min(p.kv_len, row_block * ROWS + 1) : p.kv_len) / BLOCK_KEYS;
-    if (!has_small_factors(w.q_scale, k_scales, stages.tiles, THREADS)) whole = 0;
+    int whole = (p.causal ? min(p.kv_len, row_block * ROWS + 1) : p.kv_len) / KEYS;
+    if (!has_small_factors(w.q_scale, k_scales, tiles * W::BLOCKS, 32 * WARPS)) whole = 0;
     if (whole > 0) {
-      stages.fetch(0, 1, 0);
+      stages.fetch_v(0, 0);
+      stages.fetch_k(0, 1);
+      commit_copies();
       wait_for_copies<1>();
       __syncthreads();
       typename W::Scores even, odd;
       w.multiply_keys(even, stages.k_of(1));
-      w.find_top(even, k_scale(0));
-      // Turn x computes the scores of tile x + 1, from a stale block of K after the last tile.
+      read_k_scales(k_scale, 0);
+      w.find_top(even, k_scale);
+      // Turn x computes the scores of tile x + 1; after the last tile they are of no use.
       auto turn = [&](typename W::Scores& s, typename W::Scores& next, int parity) {
-        const float next_k_scale = k_scale(min(tile + 1, stages.tiles - 1));
+        read_k_scales(k_scale, min(tile + 1, stages.last));
         wait_for_copies<0>();
         __syncthreads();  // the tiles fetched last are there; those before are no longer read
-        w.find_p(s, next, stages.k_of(parity),
-                 [&] { stages.fetch(parity + 1, tile + 2, tile + 1); });
+        w.find_p(s, next, stages.k_of(parity), [&] {
+          stages.fetch_v(parity + 1, tile + 1);
+          stages.fetch_k(parity + 1, tile + 2);
+          commit_copies();
+        });
         w.follow_top();
-        w.add_values(stages.v_of(parity), next, next_k_scale);
+        w.add_values(stages.v_of(parity), next, k_scale);
         ++tile;
       };
       while (true) {
@@ -196,29 +205,34 @@ sm80_int8_attention(const __grid_constant__ Params p) {
   }
 
   // Tiles with keys that some row does not see, or with biases, or with large factors.
-  if (MASKED || tile < stages.tiles) {
-    stages.fetch(tile, tile, tile);
-    for (; tile < stages.tiles; ++tile) {
-      wait_for_copies<0>();
-      __syncthreads();
-      stages.fetch(tile + 1, tile + 1, tile + 1);
-      const int first_key = tile * BLOCK_KEYS;
-      if (p.causal && first_key >= first_row + WARP_ROWS) continue;
-      u32 visible[2][W::PAIRS];
-      if constexpr (MASKED) {
-        if (p.mask.dtype == BOOL &&
-            !w.read_visibility(p.mask, batch, head, p.q_len, p.kv_len, first_key, visible)) {
-          continue;
-        }
+  if (tile < tiles) {
+    stages.fetch_k(tile, tile);
+    stages.fetch_v(tile, tile);
+    commit_copies();
+  }
+  for (; tile < tiles; ++tile) {
+    wait_for_copies<0>();
+    __syncthreads();
+    stages.fetch_k(tile + 1, tile + 1);
+    stages.fetch_v(tile + 1, tile + 1);
+    commit_copies();
+    const int first_key = tile * KEYS;
+    if (p.causal && first_key >= first_row + WARP_ROWS) continue;
+    u32 visible[2][W::PAIRS];
+    if constexpr (MASKED) {
+      if (p.mask.dtype == BOOL &&
+          !w.read_visibility(p.mask, batch, head, p.q_len, p.kv_len, first_key, visible)) {
+        continue;
       }
-      typename W::Scores s;
-      w.multiply_keys(s, stages.k_of(tile));
-      w.template hide_and_find_top<MASKED>(s, k_scale(tile), p.mask, batch, head, p.q_len, p.kv_len,
-                                           p.causal, first_key, visible);
-      w.follow_top();
-      w.add_exact(s, stages.v_of(tile));
-      if (tile % TILES_PER_SETTLEMENT == TILES_PER_SETTLEMENT - 1) w.settle();
     }
+    typename W::Scores s;
+    w.multiply_keys(s, stages.k_of(tile));
+    read_k_scales(k_scale, tile);
+    w.template hide_and_find_top<MASKED>(s, k_scale, p.mask, batch, head, p.q_len, p.kv_len,
+                                         p.causal, first_key, visible);
+    w.follow_top();
+    w.add_exact(s, stages.v_of(tile));
+    if (tile % TILES_PER_SETTLEMENT == TILES_PER_SETTLEMENT - 1) w.settle();
   }
   w.settle();
   finish(p, w, batch, head, head_row, p.v_channels + kv_head * 2 * HEAD_DIM);

@@ -22,6 +22,7 @@ _CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.bool: 3} 
 class Tile(NamedTuple):
     """What one block of the attention kernel works on; chosen by measurement, see ``TILES``."""
 
+    keys: int  # per step
     warps: int  # of 16 rows each
     min_blocks: int  # resident per multiprocessor
 
@@ -31,14 +32,14 @@ class Tile(NamedTuple):
 
 
 TILES: dict[tuple[int, bool], Tile] = {  # (head_dim, masked)
-    (64, False): Tile(warps=4, min_blocks=4),
-    (64, True): Tile(warps=8, min_blocks=1),
-    (96, False): Tile(warps=4, min_blocks=3),
-    (96, True): Tile(warps=8, min_blocks=1),
-    (128, False): Tile(warps=4, min_blocks=3),
-    (128, True): Tile(warps=8, min_blocks=1),
-    (256, False): Tile(warps=8, min_blocks=1),
-    (256, True): Tile(warps=8, min_blocks=1),
+    (64, False): Tile(keys=64, warps=4, min_blocks=4),
+    (64, True): Tile(keys=64, warps=8, min_blocks=1),
+    (96, False): Tile(keys=64, warps=4, min_blocks=3),
+    (96, True): Tile(keys=64, warps=8, min_blocks=1),
+    (128, False): Tile(keys=64, warps=4, min_blocks=3),
+    (128, True): Tile(keys=64, warps=8, min_blocks=1),
+    (256, False): Tile(keys=64, warps=8, min_blocks=1),
+    (256, True): Tile(keys=64, warps=8, min_blocks=1),
 }
 
 
@@ -46,11 +47,11 @@ def attention_variant(head_dim: int, masked: bool, tile: Tile) -> Variant:
     return Variant(
         source="sm80_int8_attention.cu",
         kernel="sm80_int8_attention",
-        template=(head_dim, tile.warps, masked, tile.min_blocks),
+        template=(head_dim, tile.keys, tile.warps, masked, tile.min_blocks),
         params=f"6Q{_MASK}QqqqQ8i",
         threads=32 * tile.warps,
         min_blocks=tile.min_blocks,
-        shared_bytes=2 * 2 * 64 * head_dim,  # two stages of a block of K and one of V
+        shared_bytes=2 * 2 * tile.keys * head_dim,  # two stages of a tile of K and one of V
     )
 
 
