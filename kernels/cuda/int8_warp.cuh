@@ -34,9 +34,27 @@ constexpr float REFERENCE_SLACK = 64.0f;
 constexpr int TILES_PER_SETTLEMENT = 32;
 
 constexpr int WARP_ROWS = 16;
-#ifndef LEAD
-#define LEAD 4
+
+// Four numbers from 0 to 255, rounded and packed.
+__device__ __forceinline__ u32 round_to_bytes(float x0, float x1, float x2, float x3) {
+  u32 bytes;
+#if __CUDA_ARCH__ >= 860
+  // Becomes two instructions (F2IP), which earlier chips lack.
+  asm("{.reg .s32 i0, i1, i2, i3; .reg .b32 high;\n"
+      "cvt.rni.s32.f32 i0, %1; cvt.rni.s32.f32 i1, %2;\n"
+      "cvt.rni.s32.f32 i2, %3; cvt.rni.s32.f32 i3, %4;\n"
+      "cvt.pack.sat.u8.s32.b32 high, i3, i2, 0; cvt.pack.sat.u8.s32.b32 %0, i1, i0, high;}"
+      : "=r"(bytes)
+      : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
+#else
+  // Rounding is an addition of 1024 in FP16, whose last place is then 1.
+  u32 low = pack_f16x2(x0, x1), high = pack_f16x2(x2, x3);
+  asm("add.rn.f16x2 %0, %0, %1;" : "+r"(low) : "r"(0x64006400u));
+  asm("add.rn.f16x2 %0, %0, %1;" : "+r"(high) : "r"(0x64006400u));
+  bytes = permute_bytes(low, high, 0x6420);
 #endif
+  return bytes;
+}
 
 template <int HEAD_DIM, int KEYS>
 struct Warp {
@@ -217,15 +235,12 @@ struct Warp {
     // 32 keys at a time, so that scores of the next tile take the registers that P has left.
     constexpr int SLOTS = PAIRS / 2 * STEPS, GROUPS = 2 * PAIRS;
 #pragma unroll
-    for (int group = 0; group < LEAD; ++group) exponentiate(s, group, factor, shift);
-#pragma unroll
     for (int slot = 0; slot < SLOTS; ++slot) {
       const int pair = slot / STEPS * 2, step = slot % STEPS;
       multiply_keys(next, k, step, pair);
       multiply_keys(next, k, step, pair + 1);
 #pragma unroll
-      for (int group = LEAD + GROUPS * slot / SLOTS;
-           group < GROUPS && group < LEAD + GROUPS * (slot + 1) / SLOTS; ++group) {
+      for (int group = GROUPS * slot / SLOTS; group < GROUPS * (slot + 1) / SLOTS; ++group) {
         exponentiate(s, group, factor, shift);
       }
       if (slot == SLOTS / 2) fetch();
@@ -330,16 +345,12 @@ struct Warp {
     return max_nan(x, __shfl_xor_sync(0xffffffff, x, 2));
   }
 
-  // round(2^(score * scale + shift)) of four scores, at most 255 each, packed. Rounding is an
-  // addition of 1024 in FP16, whose last place is then 1.
+  // round(2^(score * scale + shift)) of four scores, at most 255 each, packed.
   static __device__ __forceinline__ u32 quantise_four(u32 s0, u32 s1, u32 s2, u32 s3, float scale,
                                                       float shift) {
-    u32 low = pack_f16x2(exp2_approx(fmaf(as_float(s0), scale, shift)),
-                         exp2_approx(fmaf(as_float(s1), scale, shift)));
-    u32 high = pack_f16x2(exp2_approx(fmaf(as_float(s2), scale, shift)),
+    return round_to_bytes(exp2_approx(fmaf(as_float(s0), scale, shift)),
+                          exp2_approx(fmaf(as_float(s1), scale, shift)),
+                          exp2_approx(fmaf(as_float(s2), scale, shift)),
                           exp2_approx(fmaf(as_float(s3), scale, shift)));
-    asm("add.rn.f16x2 %0, %0, %1;" : "+r"(low) : "r"(0x64006400u));
-    asm("add.rn.f16x2 %0, %0, %1;" : "+r"(high) : "r"(0x64006400u));
-    return permute_bytes(low, high, 0x6420);
   }
 };

@@ -82,8 +82,9 @@ __device__ __forceinline__ void store(const Params& p, const Warp<HEAD_DIM, KEYS
 #pragma unroll
   for (int n = 0; n < HEAD_DIM / 8; ++n) {
     const int channel = 8 * n + 2 * w.t();
-    const float2 scale = *reinterpret_cast<const float2*>(v_channels + channel);
-    const float2 mean = *reinterpret_cast<const float2*>(v_channels + HEAD_DIM + channel);
+    // __ldg: the stores before it might otherwise hold it up, one round trip after the other.
+    const float2 scale = __ldg(reinterpret_cast<const float2*>(v_channels + channel));
+    const float2 mean = __ldg(reinterpret_cast<const float2*>(v_channels + HEAD_DIM + channel));
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const bool blind = inverse[r] == 0.0f;

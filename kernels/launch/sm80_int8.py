@@ -35,7 +35,7 @@ TILES: dict[tuple[int, bool], Tile] = {  # (head_dim, masked)
     (64, False): Tile(keys=64, warps=4, min_blocks=4),
     (64, True): Tile(keys=64, warps=8, min_blocks=1),
     (96, False): Tile(keys=64, warps=4, min_blocks=3),
-    (96, True): Tile(keys=64, warps=8, min_blocks=1),
+    (96, True): Tile(keys=64, warps=4, min_blocks=1),
     (128, False): Tile(keys=64, warps=4, min_blocks=3),
     (128, True): Tile(keys=64, warps=8, min_blocks=1),
     (256, False): Tile(keys=64, warps=8, min_blocks=1),
