@@ -24,39 +24,35 @@ class Tile(NamedTuple):
     """What one block of the attention kernel works on; chosen by measurement, see ``TILES``."""
 
     keys: int  # per step
-    warps: int
-    row_tiles: int  # of 16 rows, per warp
-    ahead: bool  # whether the next step's scores are begun before this one's probabilities
+    warps: int  # of 16 rows each
     min_blocks: int  # resident per multiprocessor
 
     @property
     def rows(self) -> int:
-        return 16 * self.warps * self.row_tiles
+        return 16 * self.warps
 
 
 TILES: dict[tuple[int, bool], Tile] = {  # (head_dim, masked)
-    (64, False): Tile(keys=64, warps=8, row_tiles=1, ahead=False, min_blocks=2),
-    (64, True): Tile(keys=64, warps=8, row_tiles=1, ahead=False, min_blocks=1),
-    (96, False): Tile(keys=64, warps=8, row_tiles=1, ahead=False, min_blocks=1),
-    (96, True): Tile(keys=64, warps=8, row_tiles=1, ahead=False, min_blocks=1),
-    (128, False): Tile(keys=128, warps=8, row_tiles=1, ahead=False, min_blocks=1),
-    (128, True): Tile(keys=64, warps=8, row_tiles=1, ahead=False, min_blocks=1),
-    (256, False): Tile(keys=64, warps=8, row_tiles=1, ahead=False, min_blocks=1),
-    (256, True): Tile(keys=64, warps=8, row_tiles=1, ahead=False, min_blocks=1),
+    (64, False): Tile(keys=64, warps=4, min_blocks=4),
+    (64, True): Tile(keys=64, warps=8, min_blocks=1),
+    (96, False): Tile(keys=64, warps=4, min_blocks=3),
+    (96, True): Tile(keys=64, warps=4, min_blocks=1),
+    (128, False): Tile(keys=64, warps=4, min_blocks=3),
+    (128, True): Tile(keys=64, warps=8, min_blocks=1),
+    (256, False): Tile(keys=64, warps=8, min_blocks=1),
+    (256, True): Tile(keys=64, warps=8, min_blocks=1),
 }
 
 
 def attention_variant(head_dim: int, masked: bool, tile: Tile) -> Variant:
-    kv_slots = 4 * tile.keys * head_dim + 2 * tile.keys // 64 * 16
-    q_bytes = tile.rows * head_dim if tile.row_tiles > 1 else 0
     return Variant(
         source="sm80_int8_attention.cu",
         kernel="sm80_int8_attention",
-        template=(head_dim, *tile[:-1], masked, tile.min_blocks),
+        template=(head_dim, tile.keys, tile.warps, masked, tile.min_blocks),
         params=f"6Q{_MASK}QqqqQ8i",
         threads=32 * tile.warps,
         min_blocks=tile.min_blocks,
-        shared_bytes=kv_slots + q_bytes,
+        shared_bytes=2 * 2 * tile.keys * head_dim,  # two stages of a tile of K and one of V
     )
 
 
