@@ -127,3 +127,39 @@ def test_an_interrupted_run_leaves_no_trace_in_the_next_unpatched_one(flux, serv
     # Another seed in between, so that the last answer does not come from the server's cache.
     assert not torch.equal(latent_of(server, changed), before)
     assert torch.equal(latent_of(server, plain), before)
+
+
+def report_of(server, prompt):
+    outputs = server.run(prompt)["outputs"].values()
+    [report] = [output for output in outputs if "ledger" in output]
+    return report
+
+
+def test_a_list_of_latents_is_one_report_that_passes_the_list_on(flux, server):
+    prompt = flux(fp16_layers="double.0")
+    [sampler] = [i for i, node in prompt.items() if "sampler_name" in node["inputs"]]
+    latent = prompt[sampler]["inputs"]["latent_image"]
+    prompt[latent[0]]["inputs"]["batch_size"] = 3
+    prompt["list"] = {
+        "class_type": "RebatchLatents",
+        "inputs": {"latents": latent, "batch_size": 1},
+    }
+    prompt[sampler]["inputs"]["latent_image"] = ["list", 0]
+    outputs = server.run(prompt)["outputs"].values()
+    [report] = [output for output in outputs if "ledger" in output]
+    saved = [file for output in outputs for file in output.get("latents", ())]
+    assert len(saved) == len(report["ledger"]) == len(report["images"]) == 3
+    [text] = report["text"]
+    assert text.startswith("Run 1 of 3: ")
+
+
+def test_a_report_of_an_unpatched_sampler_says_that_its_run_is_an_old_one(flux, server):
+    prompt = flux(fp16_layers="double.1")
+    [sampler] = [i for i, node in prompt.items() if "sampler_name" in node["inputs"]]
+    assert not any(row["repeated"] for row in report_of(server, prompt)["ledger"][0])
+
+    [patch] = [i for i, node in prompt.items() if node["class_type"] == PATCH_NODE]
+    unpatched = {**prompt[sampler]["inputs"], "model": prompt[patch]["inputs"]["model"]}
+    report = report_of(server, {**prompt, sampler: {**prompt[sampler], "inputs": unpatched}})
+    assert report["text"][0].startswith("No sampling with this model since the last report")
+    assert all(row["repeated"] for row in report["ledger"][0])
