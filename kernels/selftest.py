@@ -30,7 +30,6 @@ _verdicts: dict[tuple, str | None] = {}
 _proving = threading.RLock()
 
 
-@torch.compiler.assume_constant_result
 def fault(
     backend: str, precision: str, device: str, index: int | None, head_dim: int, dtype: torch.dtype
 ) -> str | None:
@@ -49,6 +48,11 @@ def fault(
                 if _verdicts[key]:
                     log.error("%s; other attention is used instead", _verdicts[key])
     return _verdicts[key]
+
+
+# What torch.compiler.assume_constant_result does, which would import torch's compiler for it: more
+# than a second of every start of ComfyUI.
+fault._dynamo_marked_constant = True
 
 
 def _judge(
