@@ -53,8 +53,8 @@ def require() -> None:
         raise HostError(f"no ComfyUI host in {HOST}: run `python install.py demo` first")
 
 
-def import_comfy() -> None:
-    """Make ``import comfy`` work in this process, on the CPU, with torch's attention.
+def import_comfy(*, cpu: bool = True) -> None:
+    """Make ``import comfy`` work in this process, with torch's attention. cpu: leave GPUs alone.
 
     The host reads ``sys.argv`` while it is imported, so that is its own for as long.
     """
@@ -62,7 +62,8 @@ def import_comfy() -> None:
     if "comfy.options" in sys.modules:
         return
     sys.path.insert(0, str(COMFY))
-    argv, sys.argv = sys.argv, ["comfy", "--cpu", "--use-pytorch-cross-attention"]
+    device = ["--cpu"] if cpu else []
+    argv, sys.argv = sys.argv, ["comfy", *device, "--use-pytorch-cross-attention"]
     try:
         import comfy.options
 
