@@ -8,8 +8,8 @@
 // Integers become floats for free: the products start from the bits of 1.5 * 2^23, so that the
 // sums, read as floats, are that number plus the integer.
 //
-// What counts is instructions. On an H200 an IMMA takes its scheduler six cycles, however many warps
-// there are, and what stands beside it comes on top: with four FFMA or HADD2 each it is ten cycles.
+// What counts is instructions. On an H200 an IMMA takes its scheduler six cycles, however many
+// warps there are, and what stands beside it comes on top: with four FFMA or HADD2, it is ten.
 // So 16 rows x 128 keys x 128 channels cost 128 * 6 cycles and about one for each of the other
 // instructions; keep them few.
 #pragma once
