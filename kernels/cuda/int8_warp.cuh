@@ -1,4 +1,4 @@
-// Sixteen rows of Q against one block of keys after the other: what one warp of INT8 attention does.
+// Sixteen rows of Q against one tile of keys after the other: what a warp of INT8 attention does.
 //
 // S = Q K^T in s8 x s8. Each tile's P is quantised to 0..255 by its own row maximum; P V in u8 x s8
 // is exact in integers and joins an FP32 accumulator, weighted by the tile's maximum. So a row's
@@ -7,6 +7,11 @@
 //
 // Integers become floats for free: the products start from the bits of 1.5 * 2^23, so that the
 // sums, read as floats, are that number plus the integer.
+//
+// What counts is instructions. On an H200 an IMMA takes its scheduler six cycles, however many
+// warps there are, and what stands beside it comes on top: with four FFMA or HADD2, it is ten.
+// So 16 rows x 128 keys x 128 channels cost 128 * 6 cycles and about one for each of the other
+// instructions; keep them few.
 #pragma once
 
 #include "int8_layout.cuh"
@@ -19,13 +24,13 @@ constexpr int MAGIC_RANGE = 1 << 22;  // integers that MAGIC can carry
 constexpr float LOG2_255 = 7.99435343685886f;
 
 // Exponents of the fast path are off by less than 4 score factors, downwards: P stays below 255.5.
-// From this factor on (scores in the ten thousands) that would be felt, and the exact path is taken.
+// From this factor on (scores in the ten thousands) it would be felt, and the exact path is taken.
 constexpr float LARGEST_FAST_FACTOR = 1.0f / 128;
 constexpr float MAGIC_WITH_MARGIN = MAGIC + 4.0f;
 constexpr float LARGEST_FACTOR = 1e30f;  // times any integer score it is still finite
 
 // A row's accumulator is kept in units of 2^reference. The reference moves only when a tile's
-// maximum passes it, then to this far above; FP32 has the range, and rows seldom need a second one.
+// maximum leaves it this far below; FP32 has the range, and rows seldom need a second one.
 constexpr float REFERENCE_SLACK = 64.0f;
 
 // Adding P V as it comes, MAGIC included, saves an instruction per element; the sum of what MAGIC
@@ -39,7 +44,7 @@ constexpr int WARP_ROWS = 16;
 __device__ __forceinline__ u32 round_to_bytes(float x0, float x1, float x2, float x3) {
   u32 bytes;
 #if __CUDA_ARCH__ >= 860
-  // Becomes two instructions (F2IP), which earlier chips lack.
+  // Becomes two instructions (F2IP); earlier chips lack it and would need six.
   asm("{.reg .s32 i0, i1, i2, i3; .reg .b32 high;\n"
       "cvt.rni.s32.f32 i0, %1; cvt.rni.s32.f32 i1, %2;\n"
       "cvt.rni.s32.f32 i2, %3; cvt.rni.s32.f32 i3, %4;\n"
@@ -60,13 +65,13 @@ template <int HEAD_DIM, int KEYS>
 struct Warp {
   using Scores = u32[KEYS / 8][4];  // integers beside MAGIC, or exponents of two
 
-  static constexpr int STEPS = HEAD_DIM / 32;      // of a product Q K^T
-  static constexpr int PAIRS = KEYS / 16;          // of its n-tiles: each pair is 16 keys
-  static constexpr int V_PAIRS = HEAD_DIM / 16;    // of n-tiles of P V
+  static constexpr int STEPS = HEAD_DIM / 32;    // of a product Q K^T
+  static constexpr int PAIRS = KEYS / 16;        // of its n-tiles: a pair is 16 keys
+  static constexpr int V_PAIRS = HEAD_DIM / 16;  // of n-tiles of P V
   static constexpr int BLOCKS = KEYS / BLOCK_KEYS;
   static constexpr int BLOCK = BLOCK_KEYS * HEAD_DIM;  // bytes of a block of K or of V
-  static constexpr int PANEL = BLOCK_KEYS * 32;    // bytes of 32 channels of a block of K
-  static constexpr int V_PANEL = HEAD_DIM * 32;    // bytes of 32 keys of a block of V
+  static constexpr int PANEL = BLOCK_KEYS * 32;        // bytes of 32 channels of a block of K
+  static constexpr int V_PANEL = HEAD_DIM * 32;        // bytes of 32 keys of a block of V
   static_assert(HEAD_DIM * 127 * 127 < MAGIC_RANGE, "scores must fit beside MAGIC");
   static_assert(KEYS * 255 * 127 < MAGIC_RANGE, "products P V must fit beside MAGIC");
 
@@ -83,8 +88,10 @@ struct Warp {
   float top[2];             // the largest exponent of each row
   u32 p[KEYS / 32][4];
 
-  __device__ __forceinline__ int row(int r) const { return first_row + 8 * r + threadIdx.x % 32 / 4; }
-  static __device__ __forceinline__ int t() { return threadIdx.x % 4; }
+  __device__ __forceinline__ int row(int r) const {
+    return first_row + 8 * r + threadIdx.x % 32 / 4;
+  }
+  static __device__ __forceinline__ int t() { return threadIdx.x % 4; }  // lane in its quad
 
   // `codes` and `scales`: of the head's first query.
   __device__ __forceinline__ void start(const u8* codes, const float* scales, int row0, int q_len) {
@@ -118,7 +125,7 @@ struct Warp {
     }
   }
 
-  // factor, and top = the largest exponent of each row, from scores as they come out of the product.
+  // factor, and top = the largest exponent of each row, from scores as the product leaves them.
   __device__ __forceinline__ void find_top(const Scores& s, const float (&k_scale)[BLOCKS]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -139,7 +146,7 @@ struct Warp {
     }
   }
 
-  // Which keys of the tile a boolean mask shows, four to a word; false if it shows none to this warp.
+  // Which keys of the tile a boolean mask shows, four to a word; false if none to this warp.
   __device__ __forceinline__ bool read_visibility(const Mask& mask, int batch, int head, int q_len,
                                                   int kv_len, int first_key,
                                                   u32 (&visible)[2][PAIRS]) const {
@@ -199,11 +206,13 @@ struct Warp {
 
   // Moves the references of rows whose tops left them behind.
   __device__ __forceinline__ void follow_top() {
-    if (!__any_sync(0xffffffff, top[0] > reference[0] || top[1] > reference[1])) return;
+    const bool behind =
+        top[0] > reference[0] + REFERENCE_SLACK || top[1] > reference[1] + REFERENCE_SLACK;
+    if (!__any_sync(0xffffffff, behind)) return;
     float shrink[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float moved = max_nan(reference[r], top[r] + REFERENCE_SLACK);
+      const float moved = max_nan(reference[r], top[r]);
       shrink[r] = exp2_approx(reference[r] - moved);
       reference[r] = moved;
       sum[r] *= shrink[r];
@@ -216,9 +225,9 @@ struct Warp {
     }
   }
 
-  // The fast path takes a tile in two stretches of code without branches, which the compiler orders
-  // as it likes: P beside the next tile's scores, then P V beside the next tile's maximum. Neither
-  // the tensor cores nor the other units then wait for a phase of the other kind to end.
+  // The fast path takes a tile in two stretches of code without branches: P beside the next tile's
+  // scores, then P V beside the next tile's maximum. The compiler mixes what stands in a stretch;
+  // in a single one, it puts the next scores off until after P V, and nothing overlaps.
   //
   // First stretch. `k`: shared address of the next tile of K plus this lane's offset; `fetch` is
   // called in the middle, where its copies are in nobody's way.
@@ -328,7 +337,8 @@ struct Warp {
 #pragma unroll
       for (int n = 0; n < 4; n += 2) {
         u32 b[4];
-        ldmatrix_x4(b, v + step / 2 * BLOCK + step % 2 * V_PANEL + (first_pair + n / 2) * (16 * 32));
+        const int pair = first_pair + n / 2;
+        ldmatrix_x4(b, v + step / 2 * BLOCK + step % 2 * V_PANEL + pair * (16 * 32));
         mma_u8_s8(product[n], p[step], b[0], b[1], step ? product[n] : magic);
         mma_u8_s8(product[n + 1], p[step], b[2], b[3], step ? product[n + 1] : magic);
       }

@@ -21,13 +21,13 @@ struct Params {
 
 constexpr float LN_2 = 0.6931471805599453f;
 
-// Tiles of K and V in shared memory. Stage x % 2 holds what is read in turn x, and takes in the next
-// turn's copies when all warps have left it.
+// Tiles of K and V in shared memory. Stage x % 2 holds what is read in turn x, and takes in the
+// next turn's copies when all warps have left it.
 template <int HEAD_DIM, int KEYS, int WARPS>
 struct Stages {
   static constexpr int CODES = KEYS * HEAD_DIM;  // bytes of a tile of K or of V
-  static constexpr int SHARE = CODES / WARPS;    // of a warp, in one piece: then the offsets of all
-                                                 // its copies fit into the instruction
+  // A warp's share is in one piece: the offsets of its copies then fit into the instructions.
+  static constexpr int SHARE = CODES / WARPS;
   static_assert(SHARE % 512 == 0, "a warp copies 512 bytes at a time");
 
   u32 read;         // shared address of stage 0 plus this lane's offset for ldmatrix
@@ -78,7 +78,8 @@ __device__ __forceinline__ bool has_small_factors(const float (&q_scale)[2], con
 // O = out / sum in V's units, with V's mean back; a row that saw no key gives zeros.
 template <Dtype DTYPE, int HEAD_DIM, int KEYS>
 __device__ __forceinline__ void store(const Params& p, const Warp<HEAD_DIM, KEYS>& w, int batch,
-                                      int head, const float (&inverse)[2], const float* v_channels) {
+                                      int head, const float (&inverse)[2],
+                                      const float* v_channels) {
 #pragma unroll
   for (int n = 0; n < HEAD_DIM / 8; ++n) {
     const int channel = 8 * n + 2 * w.t();
@@ -160,7 +161,7 @@ sm80_int8_attention(const __grid_constant__ Params p) {
   auto read_k_scales = [&](float (&scales)[W::BLOCKS], int tile) {
     const float* source = k_scales + w.t() + tile * (W::BLOCKS * SCALES_PER_BLOCK);
 #pragma unroll
-    for (int block = 0; block < W::BLOCKS; ++block) scales[block] = source[block * SCALES_PER_BLOCK];
+    for (int i = 0; i < W::BLOCKS; ++i) scales[i] = source[i * SCALES_PER_BLOCK];
   };
   float k_scale[W::BLOCKS];
   int tile = 0;
