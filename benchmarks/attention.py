@@ -2,9 +2,9 @@
 
     python benchmarks/attention.py [--quick] [--out FOLDER] [--commit HASH]
 
-Times are of the public calls, quantisation included. Contestants take turns, because GPUs slow down
-as they get warm: only ratios within one round say something. --out writes attention.json and
-attention.png there; what the README quotes lies in benchmarks/results.
+Times are of the public calls, quantisation included. Contestants take turns, each after a pause: an
+H200 that meets its power limit under one of them would run the next one slower. --out writes
+attention.json and attention.png there; what the README quotes lies in benchmarks/results.
 """
 
 import argparse
@@ -38,6 +38,7 @@ from sageattention3.kernels import attention, capabilities  # noqa: E402
 FLUSHED_BYTES = 256 << 20  # more than any L2
 ROUNDS = 5
 ROUND_SECONDS = 0.05  # of each contestant in each round
+PAUSE_SECONDS = 0.2
 BASELINE = "torch flash"
 
 
@@ -139,6 +140,7 @@ def measure(shape: Shape, found: dict[str, Callable], flush: torch.Tensor) -> di
     taken = {name: [] for name in calls}
     for _ in range(ROUNDS):
         for name, call in calls.items():
+            time.sleep(PAUSE_SECONDS)
             taken[name] += milliseconds(call, counts[name], flush)
     return {name: statistics.median(times) for name, times in taken.items()}
 
@@ -167,7 +169,7 @@ def show(results: list[dict], enqueue: dict[str, float], console: Console) -> No
             taken = row["milliseconds"].get(name)
             ratio = taken and row["milliseconds"][BASELINE] / taken
             cells.append(f"{row['flops'] / taken / 1e9:.0f}  {ratio:.2f}x" if taken else "-")
-        table.add_row(row["shape"], *cells)
+        table.add_row(row["name"], *cells)
     console.print(table)
     baseline = enqueue["torch"]
     times = "; ".join(f"{n} {t:.1f} us ({t / baseline:.2f}x)" for n, t in enqueue.items())
@@ -188,7 +190,7 @@ def plot(results: list[dict], path: Path, title: str) -> None:
         ]
         axes.bar([x + i * width for x in range(len(results))], heights, width, label=name)
     axes.set_xticks([x + 0.4 - width / 2 for x in range(len(results))])
-    axes.set_xticklabels([row["shape"] for row in results], rotation=25, ha="right")
+    axes.set_xticklabels([row["name"] for row in results], rotation=25, ha="right")
     axes.set_ylabel("TFLOPS, quantisation included")
     axes.set_title(title, fontsize=10)
     axes.legend(fontsize=8)
@@ -216,8 +218,11 @@ def main() -> None:
     found, flush = contestants(), torch.empty(FLUSHED_BYTES, dtype=torch.uint8, device="cuda")
     enqueue = enqueue_microseconds(found)
     results = [
-        {"shape": shape.name, **shape._asdict(), "flops": shape.flops}
-        | {"milliseconds": measure(shape, found, flush)}
+        {
+            **shape._asdict(),
+            "flops": shape.flops,
+            "milliseconds": measure(shape, found, flush),
+        }
         for shape in (QUICK if options.quick else SHAPES)
     ]
     show(results, enqueue, Console(width=160))

@@ -48,11 +48,8 @@ TILES: dict[tuple[int, bool], Tile] = {  # (head_dim, masked)
 
 
 # Bytes of spilled registers put up with, by (head_dim, masked): the most on any chip.
-_SPILLS = {(128, False): 32, (256, False): 256, (256, True): 640}
-_SPILL_REASON = (
-    "256 channels take 160 of the 255 registers for Q and the sums alone; "
-    "128 channels spill on sm_120 only, 24 bytes"
-)
+_SPILLS = {(256, False): 640, (256, True): 640}
+_SPILL_REASON = "256 channels take 160 of the 255 registers for Q and the sums alone"
 
 
 def attention_variant(head_dim: int, masked: bool, tile: Tile) -> Variant:
@@ -136,7 +133,7 @@ def launch_attention(
     launch(
         _ATTENTION[key],
         q.device.index,
-        (row_blocks, q_heads, batch),
+        (row_blocks * q_heads * batch, 1, 1),
         start + layout.q_codes,
         start + layout.q_scales,
         start + layout.k_codes,

@@ -126,7 +126,8 @@ def tile_scores(
     if operands.q_mean is not None:
         first = start // operands.block_q
         q_mean = operands.q_mean[..., first : first + blocks, :]
-        correction = matmul_grouped(q_mean, operands.smooth_k[..., col:col_end, :].mT)
+        smooth_k = operands.smooth_k[..., col:col_end, :]
+        correction = matmul_grouped(q_mean.double(), smooth_k.double().mT).float()  # never in TF32
         s.unflatten(-2, (blocks, -1)).add_(correction[..., None, :])
     aside = operands.nonfinite
     if aside is not None:

@@ -90,8 +90,9 @@ def prepare(
         v_mean = token_mean(v, live)
         v = _centre(v, v_mean, live)
     if scheme.rotate:
-        rotation = hadamard(q.shape[-1], q.device)
-        q, k = q @ rotation, k @ rotation
+        rotation = hadamard(q.shape[-1], q.device).double()
+        # In FP64, since in FP32 a GPU may take TF32, whose rounding moves codes.
+        q, k = (q.double() @ rotation).float(), (k.double() @ rotation).float()
     smooth_k = k
     if scheme.smooth_q:
         q_mean = block_mean(q, scheme.block_q)
