@@ -193,7 +193,8 @@ def plot(results: list[dict], path: Path, title: str) -> None:
     axes.set_xticklabels([row["name"] for row in results], rotation=25, ha="right")
     axes.set_ylabel("TFLOPS, quantisation included")
     axes.set_title(title, fontsize=10)
-    axes.legend(fontsize=8)
+    axes.margins(y=0.2)  # room for the legend
+    axes.legend(fontsize=8, loc="upper left", ncols=len(names))
     figure.savefig(path, dpi=130)
 
 

@@ -1,0 +1,42 @@
+"""What benchmarks/attention.py computes without a GPU, and what the README quotes of its result."""
+
+import json
+import re
+
+import pytest
+from sageattention3.benchmarks.attention import SHAPES, Shape, plot
+from sageattention3.demo.pack import ROOT
+
+RESULT = ROOT / "benchmarks" / "results" / "attention_h200.json"
+
+
+@pytest.fixture(scope="module")
+def result():
+    return json.loads(RESULT.read_text("utf-8"))
+
+
+def test_operations_are_those_of_two_products_and_half_of_them_if_causal():
+    shape = Shape("", 2, 3, 100, 64)
+    assert shape.flops == 2 * (2 * 2 * 3 * 100 * 100 * 64)
+    assert shape._replace(causal=True).flops == shape.flops / 2
+
+
+def test_the_committed_result_says_where_it_comes_from_and_has_every_shape(result):
+    assert [call["name"] for call in result["calls"]] == [shape.name for shape in SHAPES]
+    assert re.fullmatch(r"[0-9a-f]{7,40}", result["commit"])
+    assert {"machine", "torch", "cuda", "date"} <= set(result)
+
+
+@pytest.mark.parametrize("model", ["HunyuanVideo", "Wan 2.1 14B", "Flux", "SDXL"])
+def test_the_ratios_in_the_readme_are_those_of_the_result(result, model):
+    [taken] = [call["milliseconds"] for call in result["calls"] if call["name"] == model]
+    ours = taken["int8 (sm80_int8)"]
+    ratios = [f"{taken[name] / ours:.2f}x" for name in ("torch flash", "torch cuDNN")]
+    [row] = re.findall(rf"\| {re.escape(model)}, .*", (ROOT / "README.md").read_text("utf-8"))
+    assert re.findall(r"[\d.]+x", row) == ratios
+
+
+def test_a_plot_has_a_bar_for_whatever_took_part(result, tmp_path):
+    del result["calls"][0]["milliseconds"]["torch cuDNN"]  # took no part in one shape
+    plot(result["calls"], tmp_path / "plot.png", "title")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
