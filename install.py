@@ -100,7 +100,7 @@ def install() -> int:
                 "picture, profiles, or the fast kernels. Once the cause is mended, run this again."
             )
             return 0
-    if cuda and run_tool(Path(sys.executable), "build"):
+    if cuda and has_gpu() and run_tool(Path(sys.executable), "build"):
         print("SageAttention3: not all kernels were built; the first run tries again.")
     print("SageAttention3: done. Restart ComfyUI to load it.")
     return 0
@@ -113,6 +113,13 @@ def torch_cuda() -> str:
     import torch
 
     return torch.version.cuda or ""
+
+
+def has_gpu() -> bool:
+    """Whether torch sees one. Where an image is made for other machines, it does not."""
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def read_requirements(cuda: str = "") -> list[str]:

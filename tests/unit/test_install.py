@@ -102,6 +102,7 @@ class ComfyUI:
 
     def __init__(self):
         self.cuda = "13.0"
+        self.has_gpu = True
         self.installed = dict.fromkeys(NAMES, "1.0") | {"cuda-bindings": "13.1.1"}
         self.commands = []
         self.status = {}  # of pip and of the build; 0 where nothing is said
@@ -123,6 +124,7 @@ def comfyui(install, monkeypatch):
     monkeypatch.setattr(install.importlib.metadata, "version", comfyui.version)
     monkeypatch.setattr(install.subprocess, "run", comfyui.run)
     monkeypatch.setattr(install, "torch_cuda", lambda: comfyui.cuda)
+    monkeypatch.setattr(install, "has_gpu", lambda: comfyui.has_gpu)
     return comfyui
 
 
@@ -169,8 +171,9 @@ def test_a_pack_that_can_serve_with_less_is_no_failed_installation(install, comf
     assert "could not install ninja" in capsys.readouterr().out
 
 
-def test_without_a_cuda_torch_nothing_is_built(install, comfyui):
-    comfyui.cuda = ""
+@pytest.mark.parametrize(("cuda", "has_gpu"), [("", True), ("13.0", False)])
+def test_without_a_cuda_torch_or_a_gpu_nothing_is_built(install, comfyui, cuda, has_gpu):
+    comfyui.cuda, comfyui.has_gpu = cuda, has_gpu
     assert install.main([]) == 0
     assert comfyui.commands == []
 

@@ -80,6 +80,7 @@ def test_one_failing_kernel_stops_no_other(saxpy, cache_folder, monkeypatch):
 
 
 def test_truncated_entry_is_built_again(saxpy, cache_folder):
+    """QA-36: a half-written binary of an earlier start killed the process at the first launch."""
     (built,) = build([(saxpy(), 90)])
     (path,) = cache_folder.glob("*.cubin")
     path.write_bytes(path.read_bytes()[:1000])
@@ -156,6 +157,7 @@ def test_crashing_compiler_is_an_error_not_a_crash(saxpy, tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("name", ["with space", "ünï-测试", "quote'd $dollar & more", "d" * 200])
 def test_pack_cache_and_temporary_files_may_lie_in_awkward_folders(name, tmp_path, monkeypatch):
+    """QA-38: spaces and letters beyond ASCII broke compilers' command lines."""
     root = tmp_path / name
     jit, kernels = root / "pack" / "jit", root / "pack" / "cuda"
     _copy(JIT, jit)
@@ -169,6 +171,7 @@ def test_pack_cache_and_temporary_files_may_lie_in_awkward_folders(name, tmp_pat
 
 
 def test_pack_folder_may_be_read_only(tmp_path):
+    """QA-38: a shared installation that its users may not write to."""
     jit, kernels = tmp_path / "pack" / "jit", tmp_path / "pack" / "cuda"
     _copy(JIT, jit)
     _copy(compile.CUDA_FOLDER, kernels)
@@ -179,6 +182,7 @@ def test_pack_folder_may_be_read_only(tmp_path):
 
 
 def test_environment_without_home_path_and_locale_still_builds(tmp_path):
+    """QA-38: services start without HOME."""
     environment = {cache.VARIABLE: str(tmp_path / "cache"), "LC_ALL": "C", "PATH": "/nonexistent"}
     assert answer(start_builder(3, env=environment))
 
@@ -201,10 +205,12 @@ def test_environment_without_home_path_and_locale_still_builds(tmp_path):
 def test_job_count_is_what_the_user_says_else_what_the_machine_bears(
     cpus, free_gib, max_jobs, expected
 ):
+    """QA-39: one compiler per core took all memory of small machines."""
     assert job_count(cpus, free_gib * GIB, max_jobs) == expected
 
 
 def test_slow_build_reports_that_it_lives(saxpy, tmp_path, monkeypatch):
+    """QA-39: a start that says nothing for minutes looks frozen."""
     child = tmp_path / "child.py"
     child.write_text("import time\ntime.sleep(1)\n")
     monkeypatch.setattr(build_module, "_CHILD", child)

@@ -29,6 +29,7 @@ def test_publishing_leaves_no_temporary_file():
 
 @given(st.integers(0, len(cache.seal(ENTRY)) - 1))
 def test_entry_truncated_anywhere_is_no_entry(length):
+    """QA-36."""
     assert cache.unseal(cache.seal(ENTRY)[:length]) is None
 
 
@@ -95,6 +96,7 @@ def temporary(monkeypatch):
 def test_read_only_cache_folder_is_still_read_but_not_written(
     temporary, monkeypatch, as_ordinary_user
 ):
+    """QA-38."""
     shared = temporary / "shared"
     monkeypatch.setenv(cache.VARIABLE, str(shared))
     cache.publish(cache.writable_folder(), KEY, ENTRY)
@@ -113,6 +115,7 @@ def test_home_unset_and_user_unknown_falls_back_to_temporary_files(temporary, mo
 
 
 def test_path_too_deep_for_the_file_system_falls_back(temporary, monkeypatch):
+    """QA-38."""
     monkeypatch.setenv(cache.VARIABLE, "/".join([str(temporary), *["d" * 200] * 25]))
     assert cache.writable_folder() == temporary / f"sageattention3-{os.geteuid()}"
 

@@ -28,6 +28,8 @@ def test_key_is_the_same_wherever_nvrtc_and_the_pack_lie(saxpy, kernels):
 
 
 def test_key_changes_with_everything_that_changes_the_code(saxpy, kernels, monkeypatch):
+    """QA-36: binaries of another GPU, compiler or source must never be found."""
+
     def key(variant=None, sm=90, version=(13, 0)):
         return compile.describe_job(variant or saxpy(), sm, nvrtc.Nvrtc(version, "")).key
 
@@ -79,6 +81,7 @@ def test_compile_error_carries_the_compilers_log_beyond_ascii(saxpy):
 
 
 def test_log_that_is_not_utf8_is_decoded_with_replacement(saxpy, monkeypatch):
+    """QA-38: compilers on Windows speak the local code page."""
     fake = _fake_nvrtc(log=b"caf\xe9: error\0", status=6)
     monkeypatch.setitem(sys.modules, "cuda.bindings", types.SimpleNamespace(nvrtc=fake))
     with pytest.raises(compile.CompileError, match="caf\N{REPLACEMENT CHARACTER}: error"):

@@ -121,6 +121,7 @@ def test_variant_that_contradicts_its_kernel_is_never_loaded(saxpy, driver, chan
 
 
 def test_unsupported_gpu_is_refused_in_words(saxpy, driver, monkeypatch):
+    """QA-36."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     with pytest.raises(JitError, match=r"7\.5 is not supported"):
         loader.prepare([saxpy()], 0)
