@@ -9,7 +9,7 @@ import torch
 from . import backends
 from .dispatch import Decision, choose, objection_of, refuse
 from .precision import PRECISIONS
-from .request import describe_request, everyday_request, find_fault
+from .request import describe_request, everyday_request, find_fault, needs_grad
 
 
 class UnsupportedAttentionError(ValueError):
@@ -149,14 +149,13 @@ def _signature(q, k, v, mask, options: tuple) -> tuple | None:
         return None
     if not q.layout is k.layout is v.layout is torch.strided:
         return None
-    grads = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if mask is not None:
         if type(mask) is not torch.Tensor or mask.requires_grad:
             return None
         options = *options, mask.shape, mask.dtype, mask.device
     return (
         *(q.shape, q.dtype, q.device, k.shape, k.dtype, k.device),
-        *(v.shape, v.dtype, v.device, grads, options),
+        *(v.shape, v.dtype, v.device, needs_grad(q, k, v), options),
     )
 
 
