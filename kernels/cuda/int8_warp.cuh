@@ -18,8 +18,6 @@
 #include "mask.cuh"
 #include "ptx.cuh"
 
-constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23
-constexpr u32 MAGIC_BITS = 0x4b400000u;
 constexpr int MAGIC_RANGE = 1 << 22;  // integers that MAGIC can carry
 constexpr float LOG2_255 = 7.99435343685886f;
 

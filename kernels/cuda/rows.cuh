@@ -121,10 +121,10 @@ struct QuadRow {
   }
 };
 
-// Round to the nearest integer, left in the low byte (two's complement): adding 1.5 * 2^23 puts it
+// Round to the nearest integer, left in the low byte (two's complement): adding MAGIC puts it
 // there in one instruction of the FP32 pipe, where a conversion would take the slow one.
 __device__ __forceinline__ u32 round_to_byte(float x, float scale) {
-  return as_bits(fmaf(x, scale, 12582912.0f));
+  return as_bits(fmaf(x, scale, MAGIC));
 }
 
 __device__ __forceinline__ u32 pack_bytes(u32 b0, u32 b1, u32 b2, u32 b3) {

@@ -11,6 +11,10 @@ using s64 = long long;
 constexpr float FLOAT_MAX = 3.402823466e38f;
 constexpr u32 NEGATIVE_INFINITY_BITS = 0xff800000u;
 
+// A float this large ends in the units: beside it, an integer is read off the low bits.
+constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23
+constexpr u32 MAGIC_BITS = 0x4b400000u;
+
 // Element types of Q, K, V, O and masks; the launchers pass the same numbers.
 enum Dtype : int { F16 = 0, BF16 = 1, F32 = 2, BOOL = 3 };
 
