@@ -173,10 +173,9 @@ def _attention(
     precision: str,
     backend: str,
 ) -> torch.Tensor:
-    out = backends.named(backend).forward(
+    return backends.named(backend).forward(
         q, k, v, precision=precision, mask=mask, scale=scale, causal=causal
     )
-    return out.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 # An operator of its own so that torch.compile sees one opaque node instead of the emulation's

@@ -81,7 +81,8 @@ class Dtypes:
 class Backend:
     """One way to compute ``precisions``.
 
-    forward: ``(q, k, v, *, precision, mask, scale, causal) -> out`` on [B, H, N, D] tensors.
+    forward: ``(q, k, v, *, precision, mask, scale, causal) -> out`` on [B, H, N, D] tensors; out is
+    token-major in memory.
     train: the differentiable INT8 form (SageBwd), same arguments without precision; None if absent.
     native: False marks an emulation, which is slower than the host's own attention.
     """

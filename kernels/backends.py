@@ -9,5 +9,4 @@ BACKENDS: tuple[Backend, ...] = (SM80_INT8, REFERENCE)
 
 def named(name: str) -> Backend:
     """The backend of that name; dispatch has chosen it, so there is one."""
-    [found] = [backend for backend in BACKENDS if backend.name == name]
-    return found
+    return next(backend for backend in BACKENDS if backend.name == name)

@@ -39,7 +39,9 @@ def compute_capability(device: torch.device) -> tuple[int, int] | None:
 
 def needs_grad(*tensors: torch.Tensor | None) -> bool:
     """True where autograd would record an operation on any of ``tensors``."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if not torch.is_grad_enabled():
+        return False
+    return any(t is not None and t.requires_grad for t in tensors)
 
 
 def mask_kind(mask: torch.Tensor | None) -> str:

@@ -18,7 +18,6 @@
 #include "mask.cuh"
 #include "ptx.cuh"
 
-constexpr int MAGIC_RANGE = 1 << 22;  // integers that MAGIC can carry
 constexpr float LOG2_255 = 7.99435343685886f;
 
 // Exponents of the fast path are off by less than 4 score factors, downwards: P stays below 255.5.

@@ -24,6 +24,24 @@ __device__ __forceinline__ void mma_u8_s8(u32 (&d)[4], const u32 (&a)[4], u32 b0
         "r"(c[2]), "r"(c[3]));
 }
 
+// D += A B for A [16, 16] row-major, B [16, 8] column-major, in FP16 or (else) BF16, D in FP32.
+// Lane 4g + t holds A[g][2t..], A[g + 8][2t..], A[g][8 + 2t..], A[g + 8][8 + 2t..] in a[0..3],
+// B[2t..][g], B[8 + 2t..][g] in b[0..1] and D as above.
+template <Dtype DTYPE>
+__device__ __forceinline__ void mma_16bit(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  if constexpr (DTYPE == F16) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
+}
+
 // Four 8 x 16-byte matrices; lane i gives the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 shared_address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"

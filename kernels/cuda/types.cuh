@@ -14,6 +14,7 @@ constexpr u32 NEGATIVE_INFINITY_BITS = 0xff800000u;
 // A float this large ends in the units: beside it, an integer is read off the low bits.
 constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23
 constexpr u32 MAGIC_BITS = 0x4b400000u;
+constexpr int MAGIC_RANGE = 1 << 22;  // integers up to it, either way, can stand beside MAGIC
 
 // Element types of Q, K, V, O and masks; the launchers pass the same numbers.
 enum Dtype : int { F16 = 0, BF16 = 1, F32 = 2, BOOL = 3 };
@@ -59,5 +60,32 @@ __device__ __forceinline__ float max_nan(float a, float b) {
 __device__ __forceinline__ float min_nan(float a, float b) {
   float m;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
+  return m;
+}
+
+// The same on a word of one FP32 or two 16-bit elements.
+template <Dtype DTYPE>
+__device__ __forceinline__ u32 max_nan_of(u32 a, u32 b) {
+  u32 m;
+  if constexpr (DTYPE == F32) {
+    m = as_bits(max_nan(as_float(a), as_float(b)));
+  } else if constexpr (DTYPE == BF16) {
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(m) : "r"(a), "r"(b));
+  } else {
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(m) : "r"(a), "r"(b));
+  }
+  return m;
+}
+
+template <Dtype DTYPE>
+__device__ __forceinline__ u32 min_nan_of(u32 a, u32 b) {
+  u32 m;
+  if constexpr (DTYPE == F32) {
+    m = as_bits(min_nan(as_float(a), as_float(b)));
+  } else if constexpr (DTYPE == BF16) {
+    asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(m) : "r"(a), "r"(b));
+  } else {
+    asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(m) : "r"(a), "r"(b));
+  }
   return m;
 }

@@ -43,7 +43,7 @@ which the ahead-of-time build and the tests collect them, and launches::
           for head_dim in (64, 128) for causal in (False, True)
       )
 
-      launch(variant, q.device.index, (m_blocks, heads, batch), q.data_ptr(), out.data_ptr(), ...)
+      launch(variant, q.device.index, blocks, q.data_ptr(), out.data_ptr(), ...)
 
 ``launch`` enqueues on torch's current stream of that device; nothing syncs, so it may be captured
 in a CUDA graph (a variant must have been launched or passed to ``prepare`` before the capture).

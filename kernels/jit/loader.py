@@ -21,18 +21,19 @@ class LaunchError(JitError):
     """The driver refused a launch."""
 
 
-def launch(variant: Variant, device: int, grid: tuple[int, int, int], *values: int | float) -> None:
+def launch(variant: Variant, device: int, blocks: int, *values: int | float) -> None:
     """Enqueue ``variant`` on the current stream of CUDA device ``device``.
 
-    grid: blocks in x, y, z. values: the members of the kernel's ``Params``, in order; tensors as
-    ``data_ptr()``. Returns at once. Builds the kernel first if need be; see :func:`prepare`.
+    blocks: of threads, in one dimension. values: the members of the kernel's ``Params``, in order;
+    tensors as ``data_ptr()``. Returns at once. Builds the kernel first if need be; see
+    :func:`prepare`.
     """
     kernel = _kernels.get((variant, device)) or _obtain([variant], device)[0]
-    if torch.cuda.current_device() == device:
-        kernel.enqueue(grid, values)
+    if torch._C._cuda_getDevice() == device:
+        kernel.enqueue(blocks, values)
     else:
         with torch.cuda.device(device):
-            kernel.enqueue(grid, values)
+            kernel.enqueue(blocks, values)
 
 
 def prepare(variants: Iterable[Variant], device: int) -> None:
@@ -81,23 +82,25 @@ class _Kernel:
                     driver.cuFuncSetAttribute(self._function, attribute, variant.shared_bytes)
                 )
 
-    def enqueue(self, grid: tuple[int, int, int], values: tuple[int | float, ...]) -> None:
-        status = self._submit(grid, values)
+    def enqueue(self, blocks: int, values: tuple[int | float, ...]) -> None:
+        self._pack_into(_arguments.block, 0, *values)
+        status = self._submit(blocks)
         if status == self._driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
             # A thread that has allocated from torch's cache only has no context yet.
             self._enter_context()
-            status = self._submit(grid, values)
+            status = self._submit(blocks)
         if status:
             raise LaunchError(
-                f"{self._variant.name}, grid {grid}, {self._variant.threads} threads, "
+                f"{self._variant.name}, {blocks} blocks of {self._variant.threads} threads, "
                 f"{self._variant.shared_bytes} bytes of shared memory: {status.name}"
             )
 
-    def _submit(self, grid, values):
-        self._pack_into(_arguments.block, 0, *values)
+    def _submit(self, blocks: int):
         (status,) = self._launch(
             self._function,
-            *grid,
+            blocks,
+            1,
+            1,
             self._variant.threads,
             1,
             1,

@@ -92,26 +92,31 @@ def attend(
     if mask is not None:
         mask = mask.float() if mask.dtype == torch.float64 else mask
         mask = mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    batch, heads, q_len, channels = q.shape
-    q, k, v = readable(q), readable(k), readable(v)
+    channels = q.shape[3]
+    q, k, v, layout = readable(q, k, v)
     live_keys = None if mask is None else _live_keys(mask, causal, q, k)
-    packed = quantise(q, k, v, live_keys=live_keys, scale=scale)
-    out = torch.empty((batch, q_len, heads, q.shape[3]), dtype=q.dtype, device=q.device)
+    packed = quantise(q, k, v, layout, live_keys=live_keys, scale=scale)
+    # empty_like saves the time that a transposed view takes to make.
+    out = torch.empty_like(q) if layout.token_major else _token_major_like(q)
     lse = None
     if return_lse:
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    launch_attention(packed, q, k, mask, causal, out, lse)
-    out = out.transpose(1, 2)
+    _launch_attention(packed, q, k, mask, causal, out, lse)
     if out.shape[3] != channels:
-        out = out[..., :channels]
+        out = out.transpose(1, 2)[..., :channels].contiguous().transpose(1, 2)
     if not return_lse:
         return out
     # Smoothing took scale * q . mean(K) from every score of a row.
-    key_mean = packed.key_mean(k).repeat_interleave(heads // k.shape[1], 1)
+    key_mean = packed.key_mean(k).repeat_interleave(q.shape[1] // k.shape[1], 1)
     return out, lse + (q.float() * key_mean).sum(-1) * scale
 
 
-def launch_attention(
+def _token_major_like(q: torch.Tensor) -> torch.Tensor:
+    batch, heads, tokens, channels = q.shape
+    return q.new_empty((batch, tokens, heads, channels)).transpose(1, 2)
+
+
+def _launch_attention(
     packed: Packed,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -122,18 +127,17 @@ def launch_attention(
 ) -> None:
     """Enqueue the attention kernel on quantised operands.
 
-    Writes ``out`` [B, Nq, Hq, D] and, if given, ``lse`` [B, Hq, Nq].
+    Writes ``out`` [B, Hq, Nq, D], token-major, and if given ``lse`` [B, Hq, Nq].
     """
     layout = packed.layout
     start = packed.buffer.data_ptr()
     key = layout.head_dim, mask is not None
     batch, q_heads, q_len, channels = q.shape
     row_blocks = -(-q_len // TILES[key].rows)
-    batch_stride, token_stride, head_stride, _ = out.stride()
     launch(
         _ATTENTION[key],
-        q.device.index,
-        (row_blocks * q_heads * batch, 1, 1),
+        q.get_device(),
+        row_blocks * q_heads * batch,
         start + layout.q_codes,
         start + layout.q_scales,
         start + layout.k_codes,
@@ -142,9 +146,7 @@ def launch_attention(
         start + layout.v_channels,
         *(_NO_MASK if mask is None else _mask_view(mask)),
         out.data_ptr(),
-        batch_stride,
-        head_stride,
-        token_stride,
+        *layout.out_view,
         0 if lse is None else lse.data_ptr(),
         q_heads,
         k.shape[1],

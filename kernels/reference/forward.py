@@ -65,7 +65,8 @@ def forward_in_slices(
     true_lse: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and log-sum-exp [B, Hq, Nq], of the scores of smoothed K unless ``true_lse``."""
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    batch, heads, tokens, channels = q.shape
+    out = q.new_empty((batch, tokens, heads, channels)).transpose(1, 2)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     with torch.autocast(q.device.type, enabled=False):
         for part in slices(q, k, scheme.block_q, scheme.block_k):

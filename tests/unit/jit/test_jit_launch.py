@@ -60,7 +60,7 @@ def driver(monkeypatch) -> Driver:
     fake = Driver()
     monkeypatch.setattr(cuda.bindings, "driver", fake, raising=False)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(
         torch._C, "_cuda_getCurrentRawStream", lambda device: 77 + device, raising=False
@@ -70,9 +70,9 @@ def driver(monkeypatch) -> Driver:
 
 def test_launch_passes_shape_stream_and_packed_parameters(saxpy, driver):
     variant = saxpy()
-    loader.launch(variant, 0, (5, 6, 7), 1, 2, 3, 0.5)
+    loader.launch(variant, 0, 5, 1, 2, 3, 0.5)
     ((shape, stream, block),) = driver.launches
-    assert shape == [5, 6, 7, 128, 1, 1, 512]
+    assert shape == [5, 1, 1, 128, 1, 1, 512]
     assert stream == 77
     assert variant.packer.unpack(block) == (1, 2, 3, 0.5)
     assert driver.attributes == [(8, 512)]
@@ -81,7 +81,7 @@ def test_launch_passes_shape_stream_and_packed_parameters(saxpy, driver):
 def test_kernel_is_loaded_once_per_device(saxpy, driver):
     variant = saxpy()
     for device in (0, 1, 1, 0):
-        loader.launch(variant, device, (1, 1, 1), 1, 2, 3, 0.5)
+        loader.launch(variant, device, 1, 1, 2, 3, 0.5)
     assert driver.contexts == ["context 0", "context 1"]
     assert [stream for _, stream, _ in driver.launches] == [77, 78, 78, 77]
 
@@ -91,17 +91,18 @@ def test_thread_without_a_context_gets_torchs_and_launches_again(saxpy, driver):
     loader.prepare([variant], 0)
     driver.contexts.clear()
     driver.statuses = [Status.CUDA_ERROR_INVALID_CONTEXT]
-    loader.launch(variant, 0, (1, 1, 1), 1, 2, 3, 0.5)
+    loader.launch(variant, 0, 1, 1, 2, 3, 0.5)
     assert driver.contexts == ["context 0"]
     assert len(driver.launches) == 2
 
 
-def test_refused_launch_names_the_kernel_its_grid_and_the_drivers_reason(saxpy, driver):
+def test_refused_launch_names_the_kernel_its_size_and_the_drivers_reason(saxpy, driver):
     driver.statuses = [Status.CUDA_ERROR_INVALID_VALUE]
     with pytest.raises(
-        loader.LaunchError, match=r"saxpy<4, false>, grid \(0, 1, 1\).*CUDA_ERROR_INVALID_VALUE"
+        loader.LaunchError,
+        match=r"saxpy<4, false>, 0 blocks of 128 threads.*CUDA_ERROR_INVALID_VALUE",
     ):
-        loader.launch(saxpy(), 0, (0, 1, 1), 1, 2, 3, 0.5)
+        loader.launch(saxpy(), 0, 0, 1, 2, 3, 0.5)
 
 
 def test_cubin_that_the_driver_refuses_is_reported_with_what_to_do(saxpy, driver):
