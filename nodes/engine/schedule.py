@@ -8,6 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 
 class SigmaWindow(NamedTuple):
     """Sigmas of the part of sampling in which a plan may quantise; both ends belong to it."""
@@ -47,3 +49,30 @@ def step_of(sigma: float, schedule: Sequence[float]) -> int:
         if low < sigma < high:
             return step
     return min(nearest, last_step)
+
+
+def position(sigma: float, options: dict) -> tuple[int, int]:
+    """(step, number of steps) of a forward pass with these transformer_options.
+
+    Training has no schedule: one step of none.
+    """
+    schedule = options.get("sample_sigmas")
+    if schedule is None or torch.is_grad_enabled():
+        return 0, 0
+    schedule = schedule.tolist()
+    return step_of(sigma, schedule), len(schedule) - 1
+
+
+def percent_of(model_sampling: Any, sigma: float) -> float:
+    """The percent (0 to 1) at which the host's schedule of a model has ``sigma``.
+
+    The host offers only the way back, which falls with the percent: halving finds it.
+    """
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        if float(model_sampling.percent_to_sigma(middle)) > sigma:
+            low = middle
+        else:
+            high = middle
+    return high

@@ -20,7 +20,7 @@ from .layers import STATE_KEY, BlockState, LayerCall, LayerTracker
 from .layout import Layout
 from .ledger import HOST, Ledger
 from .plan import Plan
-from .schedule import SigmaWindow, sigma_window, step_of
+from .schedule import SigmaWindow, position, sigma_window
 from .summary import describe_run
 
 log = logging.getLogger("sageattention3")
@@ -115,7 +115,7 @@ class Session:
         if self._window is None:
             plan = self.plan
             self._window = sigma_window(model_sampling, plan.start_percent, plan.end_percent)
-        self.ledger.begin_forward(*_position(sigma, options))
+        self.ledger.begin_forward(*position(sigma, options))
         options = self.tracker.begin_forward(options, conditions, self._classes.of_block)
         options[self.key] = self._window.contains(sigma)
         return options
@@ -192,12 +192,3 @@ class Session:
 
     def _failure(self, backend: str) -> str:
         return f"{backend} failed: {self.broken[backend]}"
-
-
-def _position(sigma: float, options: dict) -> tuple[int, int]:
-    """(step, number of steps) of a forward pass; training has no schedule: one step of none."""
-    schedule = options.get("sample_sigmas")
-    if schedule is None or torch.is_grad_enabled():
-        return 0, 0
-    schedule = schedule.tolist()
-    return step_of(sigma, schedule), len(schedule) - 1
