@@ -24,6 +24,17 @@ __device__ __forceinline__ void mma_u8_s8(u32 (&d)[4], const u32 (&a)[4], u32 b0
         "r"(c[2]), "r"(c[3]));
 }
 
+// D = A B + D for A [16, 16] row-major, B [16, 8] column-major, FP16, accumulated in FP32. Lane
+// 4g + t holds A[g][2t..], A[g + 8][2t..], A[g][8 + 2t..], A[g + 8][8 + 2t..], pairs in a0..a3;
+// B[2t..][g], B[8 + 2t..][g] in b0, b1; D as above.
+__device__ __forceinline__ void mma_f16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0,
+                                        u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, "
+      "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
 // Four 8 x 16-byte matrices; lane i gives the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 shared_address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -55,6 +66,30 @@ __device__ __forceinline__ float load_shared_float(u32 address) {
   return x;
 }
 
+__device__ __forceinline__ u32 load_shared_word(u32 address) {
+  u32 x;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
+
+__device__ __forceinline__ void load_shared_words(u32 (&x)[2], u32 address) {
+  asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "r"(address) : "memory");
+}
+
+__device__ __forceinline__ void load_shared_words(u32 (&x)[4], u32 address) {
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(address)
+               : "memory");
+}
+
+__device__ __forceinline__ void load_shared_floats(float (&x)[4], u32 address) {
+  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+               : "r"(address)
+               : "memory");
+}
+
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -63,7 +98,7 @@ __device__ __forceinline__ float exp2_approx(float x) {
 
 __device__ __forceinline__ float log2_approx(float x) {
   float y;
-  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
@@ -77,5 +112,11 @@ __device__ __forceinline__ u32 permute_bytes(u32 a, u32 b, u32 selector) {
 __device__ __forceinline__ u32 add_bytes(u32 bytes, u32 sum) {
   u32 d;
   asm("dp4a.u32.u32 %0, %1, 0x01010101, %2;" : "=r"(d) : "r"(bytes), "r"(sum));
+  return d;
+}
+
+__device__ __forceinline__ u32 multiply_f16x2(u32 a, u32 b) {
+  u32 d;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
   return d;
 }
