@@ -1,7 +1,7 @@
 // Results as the caller wants them: in its dtype, by its strides.
 #pragma once
 
-#include "types.cuh"
+#include "ptx.cuh"
 
 constexpr float LN_2 = 0.6931471805599453f;
 

@@ -1,7 +1,39 @@
-// The instructions that C++ has no name for: matrix products, asynchronous copies, approximations.
+// The instructions that C++ has no name for: conversions, matrix products, asynchronous copies,
+// approximations.
 #pragma once
 
 #include "types.cuh"
+
+__device__ __forceinline__ float f16_to_float(u32 low_half) {
+  float x;
+  asm("{.reg .b16 h, unused; mov.b32 {h, unused}, %1; cvt.f32.f16 %0, h;}" : "=f"(x) : "r"(low_half));
+  return x;
+}
+
+__device__ __forceinline__ u32 pack_f16x2(float low, float high) {
+  u32 packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+__device__ __forceinline__ u32 pack_bf16x2(float low, float high) {
+  u32 packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+// Maxima and minima that keep NaN, so that a NaN input reaches the output instead of vanishing.
+__device__ __forceinline__ float max_nan(float a, float b) {
+  float m;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
+  return m;
+}
+
+__device__ __forceinline__ float min_nan(float a, float b) {
+  float m;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
+  return m;
+}
 
 // D = A B + C for A [16, 32] row-major, B [32, 8] column-major, 8-bit, accumulated in s32.
 // Lane 4g + t holds A[g][4t..], A[g + 8][4t..], A[g][16 + 4t..], A[g + 8][16 + 4t..] in a[0..3],

@@ -125,18 +125,18 @@ def quantise(
     mean_amax = mean.abs().amax((-2, -1), keepdim=True)
     amax = deviation.abs().amax((-2, -1), keepdim=True)
     amax = torch.maximum(amax, mean_amax * SMALLEST_DEVIATION).clamp_min(SMALLEST_AMAX)
-    scaled = deviation * (sign * NVFP4_MAX / amax)
+    scaled = deviation * (sign * _to_codes(amax))
     q_codes, q_scales = quantise_blocks(_widen(scaled.flatten(2, 3)[:, :, :q_len], head_dim))
     mean_unit = mean_amax.clamp_min(SMALLEST_AMAX)
-    mean_units = mean_unit * (NVFP4_MAX / amax)
+    mean_units = mean_unit * _to_codes(amax)
     q_factors = amax * _float32(1 / (NVFP4_MAX * RANGE)) * abs(_float32(scale * LOG2_E))
     limits = LARGEST_EXPONENT / (k_dim(head_dim) * NVFP4_MAX) / (NVFP4_MAX + mean_units)
 
     k, k_amax, _ = _smooth(k, live)
     v, v_amax, v_mean = _smooth(v, live)
     missing = -kv_len % (2 * BLOCK_KEYS)
-    k_scaled = F.pad(k * (NVFP4_MAX / k_amax), (0, 0, 0, missing))
-    v_scaled = F.pad(v * (NVFP4_MAX / v_amax), (0, 0, 0, missing))
+    k_scaled = F.pad(k * _to_codes(k_amax), (0, 0, 0, missing))
+    v_scaled = F.pad(v * _to_codes(v_amax), (0, 0, 0, missing))
     k_codes, k_scales = quantise_blocks(_widen(k_scaled, head_dim))
     v_codes, v_scales = quantise_blocks(v_scaled.mT.contiguous())
 
@@ -175,6 +175,11 @@ def _smooth(x: torch.Tensor, live: torch.Tensor | None):
     mean = (x.double().sum(2, keepdim=True) / count).float()
     x = (x - mean).masked_fill(~live, 0.0)
     return x, x.abs().amax((2, 3), keepdim=True).clamp_min(SMALLEST_AMAX), mean
+
+
+def _to_codes(amax: torch.Tensor) -> torch.Tensor:
+    # Not "NVFP4_MAX / amax": torch would multiply by a reciprocal, which rounds once more.
+    return torch.full_like(amax, NVFP4_MAX) / amax
 
 
 def _widen(x: torch.Tensor, head_dim: int) -> torch.Tensor:
