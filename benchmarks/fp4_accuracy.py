@@ -125,10 +125,7 @@ def real_tables(layers) -> dict:
             "V not smoothed": errors(layers, replace(FP4, smooth_v=False)),
             "sum of P before quantising": errors(layers, replace(FP4, quantised_row_sum=False)),
             "Q and K rotated": errors(layers, replace(FP4, rotate=True)),
-            "channels balanced, power .25": errors(
-                layers, rewrite=lambda q, k: balanced(q, k, 0.25)
-            ),
-            "channels balanced, power .5": errors(layers, rewrite=lambda q, k: balanced(q, k, 0.5)),
+            "channels balanced": errors(layers, rewrite=balanced),
             "channels sorted": errors(layers, rewrite=sorted_channels),
             "Q and K exact": errors(layers, replace(FP4, qk="exact")),
             "P and V exact": errors(layers, replace(FP4, pv="exact")),
