@@ -30,9 +30,13 @@ def compiled(tmp_path_factory):
 
 @pytest.fixture
 def simulator(compiled, monkeypatch):
-    for module in (fp4_quantise, sm120_fp4, fp4_proof):
-        monkeypatch.setattr(module, "launch", compiled.launch)
     monkeypatch.setattr(int8_quantise, "_multiprocessors", lambda device: 4)
+    use(compiled, monkeypatch)
+
+
+def use(simulator: Simulator, monkeypatch):
+    for module in (fp4_quantise, sm120_fp4, fp4_proof):
+        monkeypatch.setattr(module, "launch", simulator.launch)
 
 
 def tensors(hq=2, hk=1, nq=40, nk=140, d=64, dtype=torch.float32, seed=0):
@@ -150,3 +154,23 @@ def test_nan_reaches_the_output_and_huge_numbers_stay_finite():
     out = run(q * 1e36, k * 1e36, v * 1e36)
     assert out.isfinite().all()
     assert out.any(-1).all()  # no row lost its maximum
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ("fp4_warp.cuh", "switch (n % 4)", "switch (n % 4 ^ 1)"),  # lanes that scales come from
+        ("fp4_warp.cuh", "0x7351 : 0x6240", "0x6240 : 0x7351"),  # rows of P's scales
+        ("fp4_warp.cuh", "0x7351 : 0x6240", "0x7531 : 0x6420"),  # order of P's scales
+        ("fp4_warp.cuh", "unpack_e4m3(scale, codes);", ""),  # P divided by the scale unrounded
+        ("fp4_warp.cuh", "(n * 4 + t()) * 16", "(n * 4 + 3 - t()) * 16"),  # keys of Q's lost scores
+        ("fp4_warp.cuh", "out[n][i] *= shrink[i / 2]", "out[n][i] *= shrink[i % 2]"),
+        ("fp4_layout.cuh", "8 * j + 2 * t + e", "8 * t + 2 * j + e"),  # rows of K
+        ("panels.cuh", "row * 32 + (byte ^ ((row & 4) << 2))", "row * 32 + byte % 16"),
+        ("token_reduction.cuh", "token < end && live", "live"),  # tokens of the next stretch
+    ],
+)
+def test_a_fault_in_the_sources_is_noticed(fault, tmp_path, monkeypatch):
+    use(Simulator(tmp_path, fault), monkeypatch)
+    with pytest.raises(AssertionError):
+        check(*tensors(hq=1, nq=40, nk=300))
