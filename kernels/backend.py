@@ -85,6 +85,9 @@ class Backend:
     token-major in memory.
     train: the differentiable INT8 form (SageBwd), same arguments without precision; None if absent.
     native: False marks an emulation, which is slower than the host's own attention.
+    proof: ``(device, head_dim, dtype) -> clause or None``, what a native backend must show beside
+        the self-test's calls; None if nothing.
+    on_request: True keeps it out of every choice but that of a caller who names it.
     """
 
     name: str
@@ -93,6 +96,8 @@ class Backend:
     constraints: tuple[Constraint, ...]
     forward: Callable[..., torch.Tensor]
     train: Callable[..., torch.Tensor] | None = None
+    proof: Callable[[torch.device, int, torch.dtype], str | None] | None = None
+    on_request: bool = False
 
     def objection(self, request: Request) -> str | None:
         """Why this backend cannot serve ``request``, as a clause; None if it can."""

@@ -36,7 +36,9 @@ def choose(request: Request, *, backend: str | None = None, emulation: bool = Tr
     objection = _objection_to_any(request)
     if objection:
         return refuse(objection)
-    candidates = [b for b in backends.BACKENDS if backend in (None, b.name)]
+    candidates = [
+        b for b in backends.BACKENDS if (not b.on_request if backend is None else b.name == backend)
+    ]
     if not candidates:
         known = ", ".join(b.name for b in backends.BACKENDS)
         return refuse(f"no backend is named {backend!r}; this build has {known}")

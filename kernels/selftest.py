@@ -71,6 +71,9 @@ def _judge(
             torch.autocast(device, enabled=False),
             torch.device("cpu"),
         ):
+            wrong = backend.proof(place, head_dim, dtype) if backend.proof else None
+            if wrong:
+                return f"{backend.name} failed its self-test: {wrong}"
             for name, tensors, options in _calls(head_dim, dtype, place):
                 wrong = _try(backend, precision, tensors, options)
                 if wrong:

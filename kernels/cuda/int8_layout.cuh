@@ -14,24 +14,13 @@
 // (SageAttention2, section 3.2, calls it per-thread quantisation).
 #pragma once
 
-#include "types.cuh"
+#include "panels.cuh"
 
 constexpr int BLOCK_KEYS = 64;
 constexpr int SCALES_PER_BLOCK = 4;
-
-// Byte of (row, byte) in a panel of 32-byte rows.
-__device__ __forceinline__ int panel_offset(int row, int byte) {
-  return row * 32 + (byte ^ ((row & 4) << 2));
-}
 
 // Row of a block of K that holds key `key` (0..63).
 __device__ __forceinline__ int row_of_key(int key) {
   int t = key / 4 % 4, j = key / 2 % 2, e = key % 2;
   return key / 16 * 16 + 8 * j + 2 * t + e;
-}
-
-// What lane `lane` adds to the address of 16 rows of a panel for ldmatrix_x4, which then gives
-// b0, b1 of rows 0..7 in r[0], r[1] and of rows 8..15 in r[2], r[3].
-__device__ __forceinline__ int ldmatrix_offset(int lane) {
-  return panel_offset(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 16);
 }

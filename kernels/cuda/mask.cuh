@@ -1,7 +1,7 @@
 // The caller's mask, read by strides where it lies: broadcast dimensions have stride 0.
 #pragma once
 
-#include "types.cuh"
+#include "ptx.cuh"
 
 constexpr float LOG2_E = 1.4426950408889634f;
 

@@ -1,7 +1,66 @@
-// The instructions that C++ has no name for: matrix products, asynchronous copies, approximations.
+// The instructions that C++ has no name for: conversions, matrix products, asynchronous copies,
+// approximations.
 #pragma once
 
 #include "types.cuh"
+
+__device__ __forceinline__ float f16_to_float(u32 low_half) {
+  float x;
+  asm("{.reg .b16 h, unused; mov.b32 {h, unused}, %1; cvt.f32.f16 %0, h;}" : "=f"(x) : "r"(low_half));
+  return x;
+}
+
+__device__ __forceinline__ u32 pack_f16x2(float low, float high) {
+  u32 packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+__device__ __forceinline__ u32 pack_bf16x2(float low, float high) {
+  u32 packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+// Maxima and minima that keep NaN, so that a NaN input reaches the output instead of vanishing.
+__device__ __forceinline__ float max_nan(float a, float b) {
+  float m;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
+  return m;
+}
+
+__device__ __forceinline__ float min_nan(float a, float b) {
+  float m;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
+  return m;
+}
+
+// The same on a word of one FP32 or two 16-bit elements.
+template <Dtype DTYPE>
+__device__ __forceinline__ u32 max_nan_of(u32 a, u32 b) {
+  u32 m;
+  if constexpr (DTYPE == F32) {
+    m = as_bits(max_nan(as_float(a), as_float(b)));
+  } else if constexpr (DTYPE == BF16) {
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(m) : "r"(a), "r"(b));
+  } else {
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(m) : "r"(a), "r"(b));
+  }
+  return m;
+}
+
+template <Dtype DTYPE>
+__device__ __forceinline__ u32 min_nan_of(u32 a, u32 b) {
+  u32 m;
+  if constexpr (DTYPE == F32) {
+    m = as_bits(min_nan(as_float(a), as_float(b)));
+  } else if constexpr (DTYPE == BF16) {
+    asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(m) : "r"(a), "r"(b));
+  } else {
+    asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(m) : "r"(a), "r"(b));
+  }
+  return m;
+}
 
 // D = A B + C for A [16, 32] row-major, B [32, 8] column-major, 8-bit, accumulated in s32.
 // Lane 4g + t holds A[g][4t..], A[g + 8][4t..], A[g][16 + 4t..], A[g + 8][16 + 4t..] in a[0..3],
@@ -42,6 +101,17 @@ __device__ __forceinline__ void mma_16bit(float (&d)[4], const u32 (&a)[4], cons
   }
 }
 
+// D = A B + D for A [16, 16] row-major, B [16, 8] column-major, FP16, accumulated in FP32. Lane
+// 4g + t holds A[g][2t..], A[g + 8][2t..], A[g][8 + 2t..], A[g + 8][8 + 2t..], pairs in a0..a3;
+// B[2t..][g], B[8 + 2t..][g] in b0, b1; D as above.
+__device__ __forceinline__ void mma_f16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0,
+                                        u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, "
+      "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
 // Four 8 x 16-byte matrices; lane i gives the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 shared_address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -73,6 +143,30 @@ __device__ __forceinline__ float load_shared_float(u32 address) {
   return x;
 }
 
+__device__ __forceinline__ u32 load_shared_word(u32 address) {
+  u32 x;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
+
+__device__ __forceinline__ void load_shared_words(u32 (&x)[2], u32 address) {
+  asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "r"(address) : "memory");
+}
+
+__device__ __forceinline__ void load_shared_words(u32 (&x)[4], u32 address) {
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(address)
+               : "memory");
+}
+
+__device__ __forceinline__ void load_shared_floats(float (&x)[4], u32 address) {
+  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+               : "r"(address)
+               : "memory");
+}
+
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -81,7 +175,7 @@ __device__ __forceinline__ float exp2_approx(float x) {
 
 __device__ __forceinline__ float log2_approx(float x) {
   float y;
-  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
@@ -95,5 +189,11 @@ __device__ __forceinline__ u32 permute_bytes(u32 a, u32 b, u32 selector) {
 __device__ __forceinline__ u32 add_bytes(u32 bytes, u32 sum) {
   u32 d;
   asm("dp4a.u32.u32 %0, %1, 0x01010101, %2;" : "=r"(d) : "r"(bytes), "r"(sum));
+  return d;
+}
+
+__device__ __forceinline__ u32 multiply_f16x2(u32 a, u32 b) {
+  u32 d;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
   return d;
 }

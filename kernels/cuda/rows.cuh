@@ -11,6 +11,16 @@ constexpr float INT8_MAX = 127.0f;
 constexpr float SMALLEST_AMAX = 1e-36f;   // 127 / amax must stay finite
 constexpr float SMALLEST_RANGE = 1e-34f;  // likewise, of values that RANGE has not touched
 
+// Element `high` (0 or 1) of two 16-bit elements packed in a word.
+template <Dtype DTYPE>
+__device__ __forceinline__ float unpack_16bit(u32 pair, int high) {
+  if constexpr (DTYPE == BF16) {
+    return as_float(high ? pair & 0xffff0000u : pair << 16);
+  } else {
+    return f16_to_float(high ? pair >> 16 : pair);
+  }
+}
+
 // Eight neighbouring channels as they lie in memory.
 template <Dtype DTYPE>
 struct Octet {

@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> int:
     try:
         nvrtc = find_nvrtc()
         sms = options.arch or _local_gpus() or list(archs.SHIPPED)
-        wanted = [(v, sm) for sm in sms for v in registered() if v.serves(sm)]
+        wanted = [(v, sm) for sm in sms for v in registered() if v.is_built_ahead(sm)]
         targets = ", ".join(archs.target(sm, nvrtc.version) for sm in sms)
         print(f"{len(wanted)} kernels for {targets}, NVRTC {'{}.{}'.format(*nvrtc.version)}")
         rows = make_report(build(wanted, _show))

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from . import archs, sass
 from .build import Built
 from .cubin import Resources, disagreements, read_resources
+from .loops import count_hot_loop
 from .variants import Variant
 
 # The driver keeps this much of an SM's shared memory for itself, per resident block.
@@ -31,6 +32,7 @@ class Row:
     cubin: int
     instructions: dict[str, int]  # by unit; empty without nvdisasm
     opcodes: dict[str, int]
+    loop: dict[str, int]  # issued once around the hot loop, by unit; see jit/loops.py
     faults: list[str]
 
     def as_json(self) -> dict:
@@ -66,7 +68,8 @@ def find_faults(variant: Variant, sm: int, resources: Resources, spills: int) ->
 def _row(built: Built) -> Row:
     cubin, record = built.entry
     resources = read_resources(cubin, record["function"])
-    opcodes = sass.count_opcodes(cubin, record["function"]) if sass.find_nvdisasm() else None
+    code = sass.disassemble(cubin, record["function"]) if sass.find_nvdisasm() else []
+    opcodes, loop = sass.count_opcodes(code), count_hot_loop(code)
     spills = max(record["spill_stores"], record["spill_loads"])
     return Row(
         kernel=built.variant.name,
@@ -79,7 +82,8 @@ def _row(built: Built) -> Row:
         static_shared=resources.shared_bytes,
         dynamic_shared=built.variant.shared_bytes,
         cubin=len(cubin),
-        instructions=sass.sum_by_unit(opcodes) if opcodes else {},
-        opcodes=dict(sorted(opcodes.items())) if opcodes else {},
+        instructions=sass.sum_by_unit(opcodes) if code else {},
+        opcodes=dict(sorted(opcodes.items())),
+        loop=sass.sum_by_unit(loop) if code else {},
         faults=find_faults(built.variant, built.sm, resources, spills),
     )

@@ -7,6 +7,7 @@ import tempfile
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from .errors import JitError
 
@@ -29,6 +30,14 @@ class DisassemblyError(JitError):
     """The cubin could not be disassembled; the message says why."""
 
 
+class Instruction(NamedTuple):
+    """One machine instruction, as nvdisasm writes it."""
+
+    predicate: str  # "@P0", "@!UP1"; empty if it is always executed
+    opcode: str  # with its modifiers
+    operands: str
+
+
 @lru_cache(maxsize=1)
 def find_nvdisasm() -> str | None:
     """Path of nvdisasm, from the package nvidia-cuda-nvdisasm or a toolkit; None if absent."""
@@ -37,11 +46,8 @@ def find_nvdisasm() -> str | None:
     return find_nvidia_binary_utility("nvdisasm")
 
 
-def count_opcodes(cubin: bytes, function: str) -> Counter[str]:
-    """How often each opcode, modifiers included, stands in the code of kernel ``function``.
-
-    NOPs are left out: they pad the end. Raises DisassemblyError if nvdisasm is missing or fails.
-    """
+def disassemble(cubin: bytes, function: str) -> list[Instruction]:
+    """The code of kernel ``function``. Raises DisassemblyError if nvdisasm is missing or fails."""
     nvdisasm = find_nvdisasm()
     if nvdisasm is None:
         raise DisassemblyError("nvdisasm is missing: install the package nvidia-cuda-nvdisasm")
@@ -54,10 +60,22 @@ def count_opcodes(cubin: bytes, function: str) -> Counter[str]:
     _, functions = json.loads(done.stdout)
     for listing in functions:
         if listing["function-name"] == function:
-            opcodes = Counter(line["opcode"] for line in listing["sass-instructions"])
-            del opcodes["NOP"]
-            return opcodes
+            return [
+                Instruction(line.get("predicate", ""), line["opcode"], line.get("operands", ""))
+                for line in listing["sass-instructions"]
+            ]
     raise DisassemblyError(f"the cubin holds no kernel {function}")
+
+
+def count_opcodes(code: list[Instruction]) -> Counter[str]:
+    """How often each opcode, modifiers included, stands in ``code``, but for NOPs: they pad it."""
+    opcodes = Counter(instruction.opcode for instruction in code)
+    del opcodes["NOP"]
+    return opcodes
+
+
+def is_tensor(instruction: Instruction) -> bool:
+    return _PATTERNS["tensor"].match(instruction.opcode) is not None
 
 
 def sum_by_unit(opcodes: Counter[str]) -> dict[str, int]:

@@ -24,6 +24,7 @@ class Variant:
     shared_bytes: int = 0  # dynamic shared memory per block
     first_sm: int = 80  # lowest compute capability served, major * 10 + minor
     last_sm: int = 121  # highest one
+    ahead_from: int = 80  # lowest one that it is built for at installation; else on first use
     spill_bytes: int = 0  # register spills put up with ...
     spill_reason: str = ""  # ... and what makes them worth it
 
@@ -56,6 +57,10 @@ class Variant:
     def serves(self, sm: int) -> bool:
         """Whether this variant is meant for compute capability ``sm`` (major * 10 + minor)."""
         return self.first_sm <= sm <= self.last_sm
+
+    def is_built_ahead(self, sm: int) -> bool:
+        """Whether an installation for compute capability ``sm`` builds it, used or not."""
+        return self.serves(sm) and sm >= self.ahead_from
 
 
 def registered() -> list[Variant]:

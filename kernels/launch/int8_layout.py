@@ -61,11 +61,11 @@ def _lay_out(q_shape, q_stride, k_shape, k_stride, v_stride, itemsize: int, devi
     _, kv_heads, kv_len, _ = k_shape
     head_dim = padded_head_dim(channels)
     kv_total = batch * kv_heads
-    blocks = 2 * _parts(kv_len, 2 * BLOCK_KEYS)
-    chunks, chunk_tokens = _chunks(kv_total, kv_len, device)
-    value_blocks = kv_total * _parts(blocks * BLOCK_KEYS, VALUE_TOKENS)
-    k_blocks = kv_total * _parts(blocks * BLOCK_KEYS, K_TOKENS)
-    q_blocks = batch * q_heads * _parts(q_len, Q_TOKENS)
+    blocks = 2 * parts(kv_len, 2 * BLOCK_KEYS)
+    chunks, chunk_tokens = (0, 0) if kv_len <= SHORT else cut(kv_total, kv_len, device)
+    value_blocks = kv_total * parts(blocks * BLOCK_KEYS, VALUE_TOKENS)
+    k_blocks = kv_total * parts(blocks * BLOCK_KEYS, K_TOKENS)
+    q_blocks = batch * q_heads * parts(q_len, Q_TOKENS)
     kv_bytes = kv_total * blocks * BLOCK_KEYS * head_dim
     sizes = {
         "q_codes": batch * q_heads * q_len * head_dim,
@@ -80,7 +80,7 @@ def _lay_out(q_shape, q_stride, k_shape, k_stride, v_stride, itemsize: int, devi
     offsets, end = {}, 0
     for name, size in sizes.items():
         offsets[name] = end
-        end += _parts(size, ALIGNMENT) * ALIGNMENT
+        end += parts(size, ALIGNMENT) * ALIGNMENT
     return Layout(
         head_dim=head_dim,
         blocks=blocks,
@@ -116,14 +116,12 @@ def _in_vectors(shape: tuple[int, ...], stride: tuple[int, ...], itemsize: int) 
     )
 
 
-def _chunks(heads: int, tokens: int, device: int) -> tuple[int, int]:
-    """Into how many chunks of how many tokens each of ``heads`` heads of V is cut."""
-    if tokens <= SHORT:
-        return 0, 0
-    wanted = _parts(4 * _multiprocessors(device), heads)
-    chunks = min(wanted, MOST_CHUNKS, tokens // SMALLEST_CHUNK)
-    size = _parts(tokens, chunks)
-    return _parts(tokens, size), size
+def cut(heads: int, tokens: int, device: int) -> tuple[int, int]:
+    """Into how many chunks of how many tokens each of ``heads`` heads is cut, to be reduced."""
+    wanted = parts(4 * _multiprocessors(device), heads)
+    chunks = max(1, min(wanted, MOST_CHUNKS, tokens // SMALLEST_CHUNK))
+    size = parts(tokens, chunks)
+    return parts(tokens, size), size
 
 
 @lru_cache
@@ -131,5 +129,5 @@ def _multiprocessors(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _parts(whole: int, part: int) -> int:
+def parts(whole: int, part: int) -> int:
     return -(-whole // part)

@@ -15,7 +15,6 @@ DTYPES = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32"}  #
 _TENSOR, _LIVE_KEYS = "Qqqq", "Qqq"
 _VALUES = f"{_TENSOR}{_LIVE_KEYS}3Q6i"  # struct Values
 _THREADS = 256
-_NO_LIVE_KEYS = (0, 0, 0)
 LOG2_E = math.log2(math.e)
 
 
@@ -87,7 +86,7 @@ def quantise(
     values = (
         v.data_ptr(),
         *layout.v_view,
-        *(_NO_LIVE_KEYS if live_keys is None else _live_view(live_keys)),
+        *live_view(live_keys),
         start + layout.v_codes,
         start + layout.v_channels,
         start + layout.v_ranges,
@@ -145,7 +144,16 @@ def _in_order(x: torch.Tensor) -> torch.Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def _live_view(live: torch.Tensor) -> tuple[int, int, int]:
+def live_view(live: torch.Tensor | None) -> tuple[int, int, int]:
+    """C++'s ``LiveKeys`` of ``live`` [B|1, Hk|1, Nk]; None: all are."""
+    if live is None:
+        return 0, 0, 0
     strides = (0 if size == 1 else s for size, s in zip(live.shape, live.stride(), strict=True))
     batch_stride, head_stride, _ = strides
     return live.data_ptr(), batch_stride, head_stride
+
+
+def view(x: torch.Tensor) -> tuple[int, int, int, int]:
+    """C++'s ``Tensor`` of ``x`` [B, H, N, D]."""
+    batch, head, token, _ = x.stride()
+    return x.data_ptr(), batch, head, token

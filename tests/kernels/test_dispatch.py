@@ -14,8 +14,18 @@ def never(*args, **kwargs):
     raise AssertionError("dispatch must decide without running anything")
 
 
-def fake(name: str, *, native: bool = True, precisions=("int8",), constraints=(), train=None):
-    return Backend(name, tuple(precisions), native, tuple(constraints), never, train)
+def fake(
+    name: str,
+    *,
+    native: bool = True,
+    precisions=("int8",),
+    constraints=(),
+    train=None,
+    on_request=False,
+):
+    return Backend(
+        name, tuple(precisions), native, tuple(constraints), never, train, on_request=on_request
+    )
 
 
 @pytest.fixture
@@ -56,6 +66,12 @@ def test_a_backend_asked_for_by_name_is_used_or_refused_by_name(registry):
     registry(fake("one"), fake("two"))
     assert dispatch.choose(EVERYDAY, backend="two").backend == "two"
     assert "no backend is named 'three'" in dispatch.choose(EVERYDAY, backend="three").reason
+
+
+def test_a_backend_on_request_answers_only_to_its_name(registry):
+    registry(fake("preview", native=False, on_request=True), fake("everyday", native=False))
+    assert dispatch.choose(EVERYDAY).backend == "everyday"
+    assert dispatch.choose(EVERYDAY, backend="preview").backend == "preview"
 
 
 def test_a_backend_that_failed_its_self_test_is_passed_over_with_the_reason(registry):

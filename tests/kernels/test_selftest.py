@@ -125,6 +125,24 @@ def test_a_wrong_backend_is_left_out_with_one_message(use, caplog, forward, word
         attention(*tensors(), precision="int8", backend="native")
 
 
+def test_a_backend_with_a_proof_of_its_own_is_used_only_if_that_holds(monkeypatch):
+    monkeypatch.setattr(selftest, "_verdicts", {})
+    monkeypatch.setattr(api, "_settled", {})
+    asked = []
+
+    def proof(device, head_dim, dtype):
+        asked.append((device.type, head_dim, dtype))
+        return "its products are wrong" if head_dim == 64 else None
+
+    native = Backend("native", ("int8",), True, (), right, proof=proof)
+    monkeypatch.setattr(backends, "BACKENDS", (native, REFERENCE))
+    refused = explain(*tensors(64), precision="int8")
+    assert refused.backend == "reference"
+    assert refused.reason == "native failed its self-test: its products are wrong"
+    assert explain(*tensors(128), precision="int8").backend == "native"
+    assert asked == [("cpu", 64, torch.float16), ("cpu", 128, torch.float16)]
+
+
 def test_a_proof_is_given_once_per_kind_of_call_and_touches_nothing_outside(use):
     calls = []
 

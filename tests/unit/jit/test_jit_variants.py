@@ -35,6 +35,18 @@ def test_variant_serves_only_its_range_of_capabilities(saxpy):
     assert [sm for sm in (80, 86, 89, 90, 100, 120) if variant.serves(sm)] == [89, 90]
 
 
+def test_variant_is_built_ahead_only_where_it_is_said_to_be_used(saxpy):
+    variant = saxpy(first_sm=80, ahead_from=120)
+    assert [sm for sm in (80, 90, 120) if variant.serves(sm)] == [80, 90, 120]
+    assert [sm for sm in (80, 90, 120) if variant.is_built_ahead(sm)] == [120]
+
+
+def test_nothing_of_fp4_is_built_ahead_for_a_gpu_without_fp4_units():
+    ahead = [variant.name for variant in registered() if variant.is_built_ahead(90)]
+    assert ahead
+    assert not [name for name in ahead if "fp4" in name]
+
+
 def test_registered_variants_are_unique_and_their_sources_ship():
     from sageattention3.demo.pack import ROOT
 

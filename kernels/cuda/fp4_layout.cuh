@@ -1,0 +1,48 @@
+// How NVFP4 Q, K and V lie in global and in shared memory: one place for writers and readers.
+//
+// A word holds eight E2M1 codes, the first in its lowest nibble. A scale, E4M3, belongs to sixteen
+// values: of neighbouring channels of a token in Q and K, of neighbouring keys of a channel in V.
+// K_DIM is HEAD_DIM rounded up to the 64 channels of a matrix product; zeros fill it.
+//
+// Q: codes [B, Hq, Nq][K_DIM / 2 bytes] and scales [B, Hq, Nq][K_DIM / 16], row-major.
+// K and V: [B, Hk, blocks] of 64 keys each, in one piece so that one copy brings it:
+//   codes of K   [K_DIM / 64 panels][64 rows][32 bytes]
+//   codes of V   [HEAD_DIM rows][32 bytes], transposed: products reduce over contiguous values
+//   scales of K  [64 rows][K_DIM / 16]
+//   scales of V  [HEAD_DIM rows][4]
+// Panels: see panels.cuh.
+//
+// Row 32n + 8j + 2t + e of a block of K holds key 32n + 8t + 2j + e (n, e < 2; j, t < 4). Lane t of a
+// quad thus gets the scores of eight neighbouring keys of each 32, which is the operand that the
+// product with V wants from it: P never moves between lanes.
+//
+// What smoothing takes from Q comes back as scores [q_blocks][blocks][32 pairs of rows][4]: those of
+// rows 2i and 2i + 1 of a block of K, twice, as an accumulator holds them for its two query rows.
+#pragma once
+
+#include "panels.cuh"
+
+constexpr int BLOCK_KEYS = 64;
+
+// Row of a block of K that holds key `key` (0..63).
+__device__ __forceinline__ int row_of_key(int key) {
+  const int t = key / 8 % 4, j = key / 2 % 4, e = key % 2;
+  return key / 32 * 32 + 8 * j + 2 * t + e;
+}
+
+template <int HEAD_DIM>
+struct KvBlock {
+  static constexpr int K_DIM = (HEAD_DIM + 63) / 64 * 64;
+  static constexpr int PANEL = BLOCK_KEYS * 32;
+  static constexpr int K_SCALE_ROW = K_DIM / 16;
+
+  // Bytes from the start of a block.
+  static constexpr int V_CODES = K_DIM / 64 * PANEL;
+  static constexpr int K_SCALES = V_CODES + HEAD_DIM * 32;
+  static constexpr int V_SCALES = K_SCALES + BLOCK_KEYS * K_SCALE_ROW;
+  static constexpr int BYTES = V_SCALES + HEAD_DIM * 4;
+  static_assert(BYTES % 128 == 0, "blocks must keep the alignment that ldmatrix and copies want");
+};
+
+// Bytes of the smoothed-away scores of one block of keys.
+constexpr int DELTA_BYTES = BLOCK_KEYS / 2 * 16;

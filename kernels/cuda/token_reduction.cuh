@@ -1,0 +1,97 @@
+// Sums, minima and maxima of each channel over a stretch of tokens, by one block of threads.
+#pragma once
+
+#include "kv_statistics.cuh"
+
+// [HEAD_DIM] each, for one stretch, times RANGE; the sum also times `share`.
+template <int HEAD_DIM, int THREADS>
+struct TokenReduction {
+  static constexpr int OCTETS = HEAD_DIM / 8;
+  static constexpr int ROWS = THREADS / OCTETS;  // of threads; each takes every ROWS-th token
+  static constexpr int AHEAD = 4;                // tokens whose loads are under way at a time
+  static_assert(THREADS >= HEAD_DIM, "each channel is put together by one thread");
+
+  float sum[ROWS][HEAD_DIM], low[ROWS][HEAD_DIM], high[ROWS][HEAD_DIM];
+  int count[ROWS];
+
+  // One channel of the stretch.
+  struct Channel {
+    float sum, low, high;
+    int tokens;
+  };
+
+  // By all threads, `this` in shared memory. Takes tokens first .. end - 1 that are live; ends with
+  // a barrier, after which each thread may read any channel.
+  template <Dtype DTYPE>
+  __device__ __forceinline__ void reduce(const Tensor& source, const LiveKeys& live, int batch,
+                                         int head, int first, int end, int head_dim, float share) {
+    const int octet = threadIdx.x % OCTETS, row = threadIdx.x / OCTETS;
+    float sums[8], lows[8], highs[8];
+    int tokens = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sums[i] = 0.0f, lows[i] = FLOAT_MAX, highs[i] = -FLOAT_MAX;
+    const bool has_channels = row < ROWS && 8 * octet < head_dim;
+    for (int n = first + row; has_channels && n < end; n += ROWS * AHEAD) {
+      Octet<DTYPE> octets[AHEAD];
+      bool taken[AHEAD];
+#pragma unroll
+      for (int a = 0; a < AHEAD; ++a) {
+        const int token = n + a * ROWS;
+        taken[a] = token < end && live(batch, head, token);
+        if (taken[a]) {
+          octets[a].load(source.token<DTYPE>(batch, head, token) +
+                         8 * octet * ELEMENT_BYTES<DTYPE>);
+        }
+      }
+#pragma unroll
+      for (int a = 0; a < AHEAD; ++a) {
+        if (!taken[a]) continue;
+        ++tokens;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const float x = octets[a][i] * RANGE;
+          sums[i] = fmaf(x, share, sums[i]);
+          lows[i] = min_nan(lows[i], x);
+          highs[i] = max_nan(highs[i], x);
+        }
+      }
+    }
+    if (row < ROWS) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        sum[row][8 * octet + i] = sums[i];
+        low[row][8 * octet + i] = lows[i];
+        high[row][8 * octet + i] = highs[i];
+      }
+      if (octet == 0) count[row] = tokens;
+    }
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ Channel channel(int index) const {
+    Channel c{0.0f, FLOAT_MAX, -FLOAT_MAX, 0};
+#pragma unroll 4
+    for (int row = 0; row < ROWS; ++row) {
+      c.sum += sum[row][index];
+      c.low = min_nan(c.low, low[row][index]);
+      c.high = max_nan(c.high, high[row][index]);
+      c.tokens += count[row];
+    }
+    return c;
+  }
+};
+
+// The largest of a number per thread, in all threads. `shared`: one float per warp, free to use.
+template <int THREADS>
+__device__ __forceinline__ float max_over_block(float x, float (&shared)[THREADS / 32]) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    x = max_nan(x, __shfl_xor_sync(0xffffffff, x, distance));
+  }
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+  __syncthreads();
+  x = shared[0];
+#pragma unroll
+  for (int warp = 1; warp < THREADS / 32; ++warp) x = max_nan(x, shared[warp]);
+  return x;
+}

@@ -1,0 +1,259 @@
+"""Q, K and V to NVFP4 in two launches, and a third for the scores that smoothing takes from Q.
+
+Layouts: kernels/cuda/fp4_layout.cuh; scheme: docs/fp4.md.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from ..jit.loader import launch
+from ..jit.variants import Variant
+from .int8_layout import HEAD_DIMS, cut, padded_head_dim, parts
+from .int8_quantise import DTYPES, LOG2_E, live_view, view
+
+BLOCK_KEYS = 64
+TILE_BLOCKS = 2  # of keys, per step of the attention kernel
+Q_BLOCKS = 2  # of queries, per block of threads of the attention kernel
+DELTA_BYTES = BLOCK_KEYS // 2 * 16  # per block of queries and block of keys
+NATIVE_SM = 120  # compute capability; below, FP4 is emulated and nothing of it built ahead
+
+_TENSOR, _LIVE_KEYS = "Qqqq", "Qqq"
+_THREADS = 256
+_DELTA_THREADS = 128
+_DELTA_Q_BLOCKS = 64  # per block of threads
+_ALIGNMENT = 256  # bytes, of the parts of the buffer
+
+
+def _variant(kernel: str, head_dim: int, dtype: torch.dtype, params: str, **promises) -> Variant:
+    return Variant(
+        source=f"{kernel}.cu",
+        kernel=kernel,
+        template=(head_dim, DTYPES[dtype]),
+        params=params,
+        ahead_from=NATIVE_SM,
+        **promises,
+    )
+
+
+def _prologue(head_dim: int, dtype: torch.dtype) -> Variant:
+    params = f"{_TENSOR * 3}{_LIVE_KEYS}6Q11if"
+    return _variant("sm80_fp4_prologue", head_dim, dtype, params, threads=_THREADS, min_blocks=2)
+
+
+def _pack(head_dim: int, dtype: torch.dtype) -> Variant:
+    params = f"{_TENSOR * 2}{_LIVE_KEYS}5Q5i"
+    return _variant("sm80_fp4_pack", head_dim, dtype, params, threads=_THREADS, min_blocks=3)
+
+
+def _delta(head_dim: int, dtype: torch.dtype) -> Variant:
+    params = f"{_TENSOR}{_LIVE_KEYS}5Q11i"
+    return _variant("sm80_fp4_delta", head_dim, dtype, params, threads=_DELTA_THREADS)
+
+
+_PROLOGUE = {(d, t): _prologue(d, t) for d in HEAD_DIMS for t in DTYPES}
+_PACK = {(d, t): _pack(d, t) for d in HEAD_DIMS for t in DTYPES}
+_DELTA = {(d, t): _delta(d, t) for d in HEAD_DIMS for t in DTYPES}
+VARIANTS = (*_PROLOGUE.values(), *_PACK.values(), *_DELTA.values())
+
+
+class Layout(NamedTuple):
+    """How a call is cut up, and where its parts lie in one buffer: offsets in bytes."""
+
+    head_dim: int  # one of HEAD_DIMS
+    k_dim: int  # channels of Q and K as they are multiplied
+    q_blocks: int  # per (batch, query head), each smoothed by its own mean
+    q_block_tokens: int
+    kv_blocks: int  # of BLOCK_KEYS keys per (batch, key head)
+    kv_block_bytes: int
+    chunks: int  # of tokens, per (batch, key head) and per K and V, that statistics are made of
+    chunk_tokens: int
+    reduction_blocks: int
+    q_codes: int
+    q_scales: int
+    q_factors: int
+    q_means: int
+    q_mean_units: int
+    kv: int
+    kv_scales: int
+    k_means: int
+    v_means: int
+    partials: int
+    bytes: int
+
+
+class Packed(NamedTuple):
+    """Q, K and V as the attention kernel reads them."""
+
+    buffer: torch.Tensor  # uint8
+    layout: Layout
+
+    def part(self, name: str, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        """The part of that name as a tensor of ``shape``, a view."""
+        size = dtype.itemsize
+        for extent in shape:
+            size *= extent
+        return self.buffer[getattr(self.layout, name) :][:size].view(dtype).view(shape)
+
+
+def quantise(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    live_keys: torch.Tensor | None,
+    scale: float,
+    q_block_tokens: int,
+    smooth_q: bool,
+) -> Packed:
+    """Smooth and quantise all three. Enqueues two kernels, never syncs.
+
+    q [B, Hq, Nq, D], k, v [B, Hk, Nk, D] as ``readable`` gives them. live_keys: bool
+    [B|1, Hk|1, Nk], contiguous in the last dimension: keys that some query sees; None: all.
+    scale: of the softmax. q_block_tokens: queries that share a mean and an FP32 scale.
+    """
+    batch, q_heads, q_len, channels = q.shape
+    _, kv_heads, kv_len, _ = k.shape
+    device = q.device.index
+    layout = lay_out(batch, q_heads, kv_heads, q_len, kv_len, channels, q_block_tokens, device)
+    buffer = torch.empty(layout.bytes, dtype=torch.uint8, device=q.device)
+    start = buffer.data_ptr()
+    key = layout.head_dim, q.dtype
+    kv_view = (*view(k), *view(v), *live_view(live_keys))
+    launch(
+        _PROLOGUE[key],
+        device,
+        layout.reduction_blocks + batch * q_heads * layout.q_blocks,
+        *view(q),
+        *kv_view,
+        start + layout.q_codes,
+        start + layout.q_scales,
+        start + layout.q_factors,
+        start + layout.q_means,
+        start + layout.q_mean_units,
+        start + layout.partials,
+        q_heads,
+        kv_heads,
+        q_len,
+        kv_len,
+        channels,
+        layout.chunks,
+        layout.chunk_tokens,
+        layout.reduction_blocks,
+        layout.q_blocks,
+        q_block_tokens,
+        smooth_q,
+        scale * LOG2_E,
+    )
+    launch(
+        _PACK[key],
+        device,
+        layout.kv_blocks * 2 * kv_heads * batch,
+        *kv_view,
+        start + layout.partials,
+        start + layout.kv,
+        start + layout.kv_scales,
+        start + layout.k_means,
+        start + layout.v_means,
+        kv_heads,
+        kv_len,
+        channels,
+        layout.chunks,
+        layout.kv_blocks,
+    )
+    return Packed(buffer, layout)
+
+
+def smoothed_away(
+    packed: Packed,
+    q_heads: int,
+    k: torch.Tensor,
+    live_keys: torch.Tensor | None,
+    delta: torch.Tensor,
+    *,
+    heads: range,
+    q_blocks: range,
+    causal: bool,
+) -> None:
+    """Enqueue the scores that smoothing took from some blocks of Q: mean(block) (K - mean(K))^T.
+
+    heads: of all batches, counted through. delta: uint8, at least len(heads) * len(q_blocks) *
+    kv_blocks * DELTA_BYTES; laid out as the attention kernel reads it.
+    """
+    layout, start = packed.layout, packed.buffer.data_ptr()
+    tiles = parts(len(q_blocks), _DELTA_Q_BLOCKS)
+    launch(
+        _DELTA[layout.head_dim, k.dtype],
+        k.device.index,
+        layout.kv_blocks * tiles * len(heads),
+        *view(k),
+        *live_view(live_keys),
+        start + layout.q_means,
+        start + layout.q_mean_units,
+        start + layout.kv_scales,
+        start + layout.k_means,
+        delta.data_ptr(),
+        q_heads,
+        k.shape[1],
+        k.shape[2],
+        k.shape[3],
+        layout.q_blocks,
+        layout.q_block_tokens,
+        layout.kv_blocks,
+        heads.start,
+        q_blocks.start,
+        len(q_blocks),
+        causal,
+    )
+
+
+@lru_cache(maxsize=4096)
+def lay_out(
+    batch: int,
+    q_heads: int,
+    kv_heads: int,
+    q_len: int,
+    kv_len: int,
+    channels: int,
+    q_block_tokens: int,
+    device: int,
+) -> Layout:
+    """One buffer for all parts: an allocation costs microseconds, and so would this arithmetic."""
+    head_dim = padded_head_dim(channels)
+    k_dim = parts(head_dim, 64) * 64
+    q_blocks = Q_BLOCKS * parts(q_len, Q_BLOCKS * q_block_tokens)
+    kv_blocks = TILE_BLOCKS * parts(kv_len, TILE_BLOCKS * BLOCK_KEYS)
+    kv_block_bytes = (k_dim + head_dim) * 36  # 32 bytes of codes and 4 of scales per channel
+    chunks, chunk_tokens = cut(batch * kv_heads * 2, kv_len, device)
+    reduction_blocks = batch * kv_heads * 2 * chunks
+    rows, key_heads = batch * q_heads * q_len, batch * kv_heads
+    sizes = {
+        "q_codes": rows * k_dim // 2,
+        "q_scales": rows * k_dim // 16,
+        "q_factors": batch * q_heads * q_blocks * 8,
+        "q_means": batch * q_heads * q_blocks * k_dim * 2,
+        "q_mean_units": batch * q_heads * q_blocks * 4,
+        "kv": key_heads * kv_blocks * kv_block_bytes,
+        "kv_scales": key_heads * 2 * 4,
+        "k_means": key_heads * head_dim * 4,
+        "v_means": key_heads * head_dim * 4,
+        "partials": reduction_blocks * (3 * head_dim + 4) * 4,
+    }
+    offsets, end = {}, 0
+    for name, size in sizes.items():
+        offsets[name] = end
+        end += parts(size, _ALIGNMENT) * _ALIGNMENT
+    return Layout(
+        head_dim=head_dim,
+        k_dim=k_dim,
+        q_blocks=q_blocks,
+        q_block_tokens=q_block_tokens,
+        kv_blocks=kv_blocks,
+        kv_block_bytes=kv_block_bytes,
+        chunks=chunks,
+        chunk_tokens=chunk_tokens,
+        reduction_blocks=reduction_blocks,
+        bytes=end,
+        **offsets,
+    )

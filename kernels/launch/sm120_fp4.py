@@ -1,0 +1,266 @@
+"""NVFP4 attention on the FP4 tensor cores of compute capability 12.x, or on an emulation of them.
+
+Sources: SageAttention3 (arXiv 2505.11594) for the scheme, the permuted K and the two levels of P's
+scale; docs/fp4.md says what is done otherwise here, and why. The native kernel has not run on any
+GPU yet.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from ..jit.loader import launch
+from ..jit.variants import Variant
+from .fp4_quantise import (
+    DELTA_BYTES,
+    NATIVE_SM,
+    Q_BLOCKS,
+    TILE_BLOCKS,
+    Packed,
+    quantise,
+    smoothed_away,
+)
+from .int8_layout import padded_head_dim
+from .int8_quantise import readable
+from .sm80_int8 import _CODES, _MASK, _NO_MASK, _live_keys, _mask_view
+
+NATIVE, EMULATED = "NativeFp4", "EmulatedFp4"  # structs of kernels/cuda/fp4_mma.cuh
+
+# Of smoothed-away scores at a time. They take 8 bytes per key and block of queries, which at 128k
+# tokens would be gigabytes per head; so long calls are launched in pieces.
+MOST_DELTA_BYTES = 64 << 20
+
+_NEVER_AHEAD = 1000  # above every compute capability
+
+
+class Tile(NamedTuple):
+    """What one block of the attention kernel works on; two blocks of queries share it."""
+
+    warps: int  # of 16 rows each
+    stages: int  # tiles of keys in shared memory
+
+    @property
+    def rows(self) -> int:
+        return 16 * self.warps
+
+    @property
+    def q_block_tokens(self) -> int:
+        return self.rows // Q_BLOCKS
+
+
+# As many warps as registers allow without spills: three or four per scheduler, so that one's
+# softmax runs beside another's products. By the compiler's counts; none was timed.
+TILES: dict[tuple[int, bool], Tile] = {  # (head_dim, masked)
+    (64, False): Tile(warps=16, stages=4),
+    (64, True): Tile(warps=12, stages=4),
+    (96, False): Tile(warps=12, stages=4),
+    (96, True): Tile(warps=8, stages=4),
+    (128, False): Tile(warps=12, stages=4),
+    (128, True): Tile(warps=8, stages=4),
+    (256, False): Tile(warps=8, stages=2),
+    (256, True): Tile(warps=8, stages=2),
+}
+
+# Bytes of spilled registers put up with in native kernels, by (head_dim, masked).
+_SPILLS = {(256, True): 16}
+_SPILL_REASON = "256 channels take 150 of the 255 registers for Q and the sums alone"
+_EMULATION_SPILLS = 4096
+_EMULATION_REASON = "beside some 250 instructions per emulated product, spills cost little"
+
+
+def attention_variant(fp4: str, head_dim: int, smooth_q: bool, masked: bool) -> Variant:
+    tile = TILES[head_dim, masked]
+    native = fp4 == NATIVE
+    return Variant(
+        source="sm120_fp4_attention.cu",
+        kernel="sm120_fp4_attention",
+        template=(fp4, head_dim, tile.warps, tile.stages, smooth_q, masked),
+        params=f"7Q{_MASK}QqqqQ12i",
+        threads=32 * tile.warps,
+        shared_bytes=tile.stages * (_stage_bytes(head_dim, smooth_q) + 16),  # 16: two barriers
+        **gpus_of(fp4, needed=smooth_q),
+        spill_bytes=_SPILLS.get((head_dim, masked), 0) if native else _EMULATION_SPILLS,
+        spill_reason=_SPILL_REASON if native else _EMULATION_REASON,
+    )
+
+
+def gpus_of(fp4: str, *, needed: bool) -> dict[str, int]:
+    """The GPUs that a variant is for, and those whose installations build it if it is ``needed``.
+
+    The emulation is for all of them, and part of the proof that those with FP4 units must give.
+    """
+    return {
+        "first_sm": NATIVE_SM if fp4 == NATIVE else 80,
+        "ahead_from": NATIVE_SM if needed else _NEVER_AHEAD,
+    }
+
+
+def _stage_bytes(head_dim: int, smooth_q: bool) -> int:
+    """A tile of K and V, see fp4_layout.cuh, and of what smoothing took from two blocks of Q."""
+    k_dim = -(-head_dim // 64) * 64
+    kv_bytes = TILE_BLOCKS * (k_dim + head_dim) * 36
+    return kv_bytes + (Q_BLOCKS * TILE_BLOCKS * DELTA_BYTES if smooth_q else 0)
+
+
+_ATTENTION = {
+    (fp4, head_dim, smooth_q, masked): attention_variant(fp4, head_dim, smooth_q, masked)
+    for fp4 in (NATIVE, EMULATED)
+    for head_dim, masked in TILES
+    for smooth_q in (False, True)
+}
+VARIANTS = tuple(_ATTENTION.values())
+
+
+class Piece(NamedTuple):
+    """What one launch of the attention kernel takes on."""
+
+    heads: range  # of all batches, counted through
+    row_blocks: range  # of each head
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    mask: torch.Tensor | None,
+    scale: float,
+    causal: bool,
+    fp4: str = NATIVE,
+    smooth_q: bool = True,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """``softmax(scale Q K^T + mask) V`` in NVFP4: [B, Hq, Nq, D], token-major in memory.
+
+    q: [B, Hq, Nq, D]; k, v: [B, Hk, Nk, D], all fp16, bf16 or fp32, D up to 256. mask: None, bool
+    (True = attend) or additive, [B|1, Hq|1, Nq|1, Nk|1]. fp4: NATIVE or EMULATED. smooth_q: blocks
+    of queries lose their mean. return_lse: also the logarithm of the sum of each row's
+    exponentiated scores, FP32 [B, Hq, Nq].
+    """
+    if causal and k.shape[2] > q.shape[2]:  # the keys after these are seen by no query
+        k, v = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]]
+        mask = None if mask is None else mask[..., : q.shape[2]]
+    if mask is not None:
+        mask = mask.float() if mask.dtype == torch.float64 else mask
+        mask = mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    batch, heads, q_len, channels = q.shape
+    q, k, v, _ = readable(q, k, v)
+    live_keys = None if mask is None else _live_keys(mask, causal, q, k)
+    packed = pack(
+        q, k, v, live_keys=live_keys, scale=scale, masked=mask is not None, smooth_q=smooth_q
+    )
+    out = torch.empty((batch, q_len, heads, q.shape[3]), dtype=q.dtype, device=q.device)
+    lse = None
+    if return_lse:
+        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    launch_attention(packed, q, k, mask, live_keys, causal, out, lse, fp4=fp4, smooth_q=smooth_q)
+    out = out.transpose(1, 2)
+    if out.shape[3] != channels:
+        out = out.transpose(1, 2)[..., :channels].contiguous().transpose(1, 2)
+    if not return_lse:
+        return out
+    # Smoothing K took scale * q . mean(K) from every score of a row.
+    k_mean = packed.part("k_means", torch.float32, *k.shape[:2], 1, packed.layout.head_dim)
+    k_mean = k_mean[..., : q.shape[3]].repeat_interleave(heads // k.shape[1], 1)
+    return out, lse + (q.float() * k_mean).sum(-1) * scale
+
+
+def pack(q, k, v, *, live_keys, scale: float, masked: bool, smooth_q: bool) -> Packed:
+    """Q, K and V for the attention kernel of this head_dim; see ``fp4_quantise.quantise``."""
+    tile = TILES[padded_head_dim(q.shape[3]), masked]
+    return quantise(
+        q,
+        k,
+        v,
+        live_keys=live_keys,
+        scale=scale,
+        q_block_tokens=tile.q_block_tokens,
+        smooth_q=smooth_q,
+    )
+
+
+def launch_attention(
+    packed: Packed,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    mask: torch.Tensor | None,
+    live_keys: torch.Tensor | None,
+    causal: bool,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    *,
+    fp4: str,
+    smooth_q: bool,
+) -> None:
+    """Enqueue the attention kernel on quantised operands, piece by piece.
+
+    Writes ``out`` [B, Nq, Hq, D] and, if given, ``lse`` [B, Hq, Nq].
+    """
+    layout = packed.layout
+    start = packed.buffer.data_ptr()
+    batch, q_heads, q_len, channels = q.shape
+    row_blocks = layout.q_blocks // Q_BLOCKS
+    variant = _ATTENTION[fp4, layout.head_dim, smooth_q, mask is not None]
+    mask_view = _NO_MASK if mask is None else _mask_view(mask)
+    batch_stride, token_stride, head_stride, _ = out.stride()
+    bytes_per_row_block = layout.kv_blocks * Q_BLOCKS * DELTA_BYTES if smooth_q else 0
+    pieces = list(cut(batch * q_heads, row_blocks, bytes_per_row_block))
+    delta, delta_start = None, 0
+    if smooth_q:
+        most = max(len(piece.heads) * len(piece.row_blocks) for piece in pieces)
+        delta = torch.empty(most * bytes_per_row_block, dtype=torch.uint8, device=q.device)
+        delta_start = delta.data_ptr()
+    for heads, blocks in pieces:
+        if smooth_q:
+            q_blocks = range(Q_BLOCKS * blocks.start, Q_BLOCKS * blocks.stop)
+            smoothed_away(
+                packed, q_heads, k, live_keys, delta, heads=heads, q_blocks=q_blocks, causal=causal
+            )
+        launch(
+            variant,
+            q.device.index,
+            len(blocks) * len(heads),
+            start + layout.q_codes,
+            start + layout.q_scales,
+            start + layout.q_factors,
+            start + layout.kv,
+            start + layout.kv_scales,
+            start + layout.v_means,
+            delta_start,
+            *mask_view,
+            out.data_ptr(),
+            batch_stride,
+            head_stride,
+            token_stride,
+            0 if lse is None else lse.data_ptr(),
+            q_heads,
+            k.shape[1],
+            q_len,
+            k.shape[2],
+            channels,
+            layout.q_blocks,
+            layout.kv_blocks,
+            heads.start,
+            blocks.start,
+            len(blocks),
+            causal,
+            _CODES[out.dtype],
+        )
+
+
+def cut(heads: int, row_blocks: int, bytes_per_row_block: int) -> Iterator[Piece]:
+    """Pieces whose smoothed-away scores fit ``MOST_DELTA_BYTES``: whole heads, or parts of one.
+
+    A block of rows that does not fit alone is a piece all the same.
+    """
+    fit = heads * row_blocks
+    if bytes_per_row_block:
+        fit = max(1, MOST_DELTA_BYTES // bytes_per_row_block)
+    head_step, row_step = max(1, fit // row_blocks), min(fit, row_blocks)
+    for head in range(0, heads, head_step):
+        for row in range(0, row_blocks, row_step):
+            yield Piece(
+                range(head, min(head + head_step, heads)),
+                range(row, min(row + row_step, row_blocks)),
+            )

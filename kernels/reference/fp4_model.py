@@ -1,0 +1,276 @@
+"""What the NVFP4 kernels compute, step by step: their rounding, their order, their constants.
+
+``reference_attention`` says what the scheme ``fp4`` is; this says what kernels/cuda makes of it, so
+closely that a kernel's output differs by its approximate exp2 and log2 and by the order of its sums
+alone. Such differences move a code now and then, and with it a row by a few percent.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from .formats import (
+    E2M1_MAX,
+    E4M3_MAX,
+    NVFP4_BLOCK,
+    SEARCH_TARGETS,
+    decode_e2m1,
+    encode_e2m1,
+    nonzero_scale,
+    round_e2m1,
+    round_e4m3,
+)
+from .fp4_layout import BLOCK_KEYS, KvCodes, k_dim
+
+RANGE = 1 / 256  # kernels/cuda/rows.cuh
+NVFP4_MAX = E4M3_MAX * E2M1_MAX
+SMALLEST_AMAX = 1e-35
+SMALLEST_DEVIATION = 1 / 4096  # of a block of Q, beside its mean
+LARGEST_EXPONENT, SMALLEST_FACTOR = 2.0**22, 1e-37
+FLOAT_MAX = torch.finfo(torch.float32).max
+LOG2_E = 1.4426950408889634
+REFERENCE_SLACK = 2.0
+LOG2_P_UNIT = 9.392317423  # log2(NVFP4_MAX) - REFERENCE_SLACK
+LOG2_E2M1_MAX = 2.584962501
+WARP_ROWS = 16
+
+
+class Operands(NamedTuple):
+    """Q, K and V as the attention kernel reads them.
+
+    q [B, Hq, Nq, k_dim], k [B, Hk, keys, k_dim] and v [B, Hk, D, keys]: codes times block scales,
+    keys filled up with zeros to whole blocks. q_factors [B, Hq, q_blocks, 2]: scale times softmax
+    scale and log2(e), and the limit of scores' factor. kv_scales [B, Hk, 2]; v_means [B, Hk, D].
+    delta [B, Hq, q_blocks, keys]: the scores that smoothing took from Q, in the units of q and k;
+    None without. kv_len: keys that exist.
+    """
+
+    q: torch.Tensor
+    q_factors: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    kv_scales: torch.Tensor
+    v_means: torch.Tensor
+    delta: torch.Tensor | None
+    q_block_tokens: int
+    kv_len: int
+
+
+class Codes(NamedTuple):
+    """What the quantising kernels write: Q's codes and scales per token, K's and V's per block."""
+
+    q: torch.Tensor  # [B, Hq, Nq, k_dim]
+    q_scales: torch.Tensor  # [B, Hq, Nq, k_dim / 16]
+    kv: KvCodes  # [B, Hk, blocks, ...]
+
+
+# ------------------------------------------------------------------------------------- quantising
+def quantise_blocks(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(codes, E4M3 codes of scales) of FP32 ``x`` [..., n] as ``quantise_block`` of nvfp4.cuh."""
+    blocks = x.unflatten(-1, (-1, NVFP4_BLOCK))
+    amax = blocks.abs().amax(-1, keepdim=True)
+    lowest = torch.full_like(amax, FLOAT_MAX)
+    scale, divisor = torch.zeros_like(amax), torch.ones_like(amax)
+    for target in SEARCH_TARGETS:
+        candidate = round_e4m3(amax * _float32(1.0 / _float32(target)))
+        inverse = 1.0 / nonzero_scale(candidate)
+        error = torch.zeros_like(amax)
+        off = round_e2m1(blocks * inverse) * candidate - blocks
+        for i in range(NVFP4_BLOCK):  # in the kernel's order, fused
+            one = off[..., i : i + 1].double()
+            error = (one * one + error.double()).float()
+        better = error < lowest
+        lowest = torch.where(better, error, lowest)
+        scale, divisor = (
+            torch.where(better, candidate, scale),
+            torch.where(better, inverse, divisor),
+        )
+    codes = encode_e2m1(round_e2m1(blocks * divisor)).flatten(-2)
+    return codes, scale.squeeze(-1).to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+def dequantise_blocks(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """FP32 [..., n] of codes [..., n] and E4M3 codes [..., n / 16]."""
+    blocks = decode_e2m1(codes).unflatten(-1, (-1, NVFP4_BLOCK))
+    return (blocks * scales.view(torch.float8_e4m3fn).float()[..., None]).flatten(-2)
+
+
+def quantise(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    scale: float,
+    q_block_tokens: int,
+    smooth_q: bool = True,
+    live: torch.Tensor | None = None,
+) -> tuple[Codes, Operands]:
+    """Codes and operands of q [B, Hq, Nq, D] and k, v [B, Hk, Nk, D], any float dtype.
+
+    live: bool [B|1, Hk|1, Nk], the keys that count; None: all.
+    """
+    q, k, v = (x.float() * RANGE for x in (q, k, v))
+    head_dim, q_len, kv_len = q.shape[-1], q.shape[2], k.shape[2]
+    sign = math.copysign(1.0, scale)
+    q_blocks = -(-q_len // q_block_tokens)
+    blocks = F.pad(q, (0, 0, 0, q_blocks * q_block_tokens - q_len))
+    blocks = blocks.unflatten(2, (q_blocks, q_block_tokens))
+    exists = torch.arange(q_blocks * q_block_tokens, device=q.device) < q_len
+    exists = exists.view(q_blocks, q_block_tokens, 1)
+    mean = blocks.double().sum(3, keepdim=True) / exists.sum(1, keepdim=True)
+    mean = mean.float() if smooth_q else torch.zeros_like(mean).float()
+    deviation = (blocks - mean).masked_fill(~exists, 0.0)
+    mean_amax = mean.abs().amax((-2, -1), keepdim=True)
+    amax = deviation.abs().amax((-2, -1), keepdim=True)
+    amax = torch.maximum(amax, mean_amax * SMALLEST_DEVIATION).clamp_min(SMALLEST_AMAX)
+    scaled = deviation * (sign * _to_codes(amax))
+    q_codes, q_scales = quantise_blocks(_widen(scaled.flatten(2, 3)[:, :, :q_len], head_dim))
+    mean_unit = mean_amax.clamp_min(SMALLEST_AMAX)
+    mean_units = mean_unit * _to_codes(amax)
+    q_factors = amax * _float32(1 / (NVFP4_MAX * RANGE)) * abs(_float32(scale * LOG2_E))
+    limits = LARGEST_EXPONENT / (k_dim(head_dim) * NVFP4_MAX) / (NVFP4_MAX + mean_units)
+
+    k, k_amax, _ = _smooth(k, live)
+    v, v_amax, v_mean = _smooth(v, live)
+    missing = -kv_len % (2 * BLOCK_KEYS)
+    k_scaled = F.pad(k * _to_codes(k_amax), (0, 0, 0, missing))
+    v_scaled = F.pad(v * _to_codes(v_amax), (0, 0, 0, missing))
+    k_codes, k_scales = quantise_blocks(_widen(k_scaled, head_dim))
+    v_codes, v_scales = quantise_blocks(v_scaled.mT.contiguous())
+
+    delta = None
+    if smooth_q:
+        means = (sign * mean / mean_unit).half().double().squeeze(3)
+        keys = F.pad((k / k_amax).half().double(), (0, 0, 0, missing))
+        group = q.shape[1] // k.shape[1]
+        delta = (means @ keys.repeat_interleave(group, 1).mT).float()
+        delta = delta * (mean_units * NVFP4_MAX).squeeze(-1)
+    kv = KvCodes(
+        *(x.unflatten(2, (-1, BLOCK_KEYS)) for x in (k_codes, k_scales)),
+        v_codes.unflatten(-1, (-1, BLOCK_KEYS)).movedim(-2, 2),
+        v_scales.unflatten(-1, (-1, BLOCK_KEYS // NVFP4_BLOCK)).movedim(-2, 2),
+    )
+    amaxes = torch.cat([k_amax, v_amax], -1).squeeze(2)
+    operands = Operands(
+        q=dequantise_blocks(q_codes, q_scales),
+        q_factors=torch.cat([q_factors, limits], -1).squeeze(3),
+        k=dequantise_blocks(k_codes, k_scales),
+        v=dequantise_blocks(v_codes, v_scales),
+        kv_scales=amaxes * _float32(1 / (NVFP4_MAX * RANGE)),
+        v_means=v_mean.squeeze(2) / RANGE,
+        delta=delta,
+        q_block_tokens=q_block_tokens,
+        kv_len=kv_len,
+    )
+    return Codes(q_codes, q_scales, kv), operands
+
+
+def _smooth(x: torch.Tensor, live: torch.Tensor | None):
+    """(x less its token mean, the largest |of that|, the mean); what is not live becomes zero."""
+    live = torch.ones_like(x[..., :1], dtype=torch.bool) if live is None else live[..., None]
+    x = x.masked_fill(~live, 0.0)
+    count = live.sum(2, keepdim=True).clamp_min(1)
+    mean = (x.double().sum(2, keepdim=True) / count).float()
+    x = (x - mean).masked_fill(~live, 0.0)
+    return x, x.abs().amax((2, 3), keepdim=True).clamp_min(SMALLEST_AMAX), mean
+
+
+def _to_codes(amax: torch.Tensor) -> torch.Tensor:
+    # Not "NVFP4_MAX / amax": torch would multiply by a reciprocal, which rounds once more.
+    return torch.full_like(amax, NVFP4_MAX) / amax
+
+
+def _widen(x: torch.Tensor, head_dim: int) -> torch.Tensor:
+    return F.pad(x, (0, k_dim(head_dim) - head_dim))
+
+
+# -------------------------------------------------------------------------------------- attention
+def attend(
+    operands: Operands, *, causal: bool, mask: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(O [B, Hq, Nq, D], log-sum-exp of the scores of smoothed K [B, Hq, Nq]), FP64.
+
+    mask: bool (True = attend) or additive, broadcastable to [B, Hq, Nq, Nk].
+    """
+    q, group = operands.q.double(), operands.q.shape[1] // operands.k.shape[1]
+    k = operands.k.double().repeat_interleave(group, 1)
+    v = operands.v.double().repeat_interleave(group, 1)
+    kv_scales = operands.kv_scales.repeat_interleave(group, 1)
+    q_len = q.shape[2]
+    factor = operands.q_factors[..., :1] * kv_scales[..., None, :1]
+    factor = torch.minimum(factor, operands.q_factors[..., 1:]).clamp_min(SMALLEST_FACTOR)
+    factor = _per_row(factor, operands, q_len).double()
+    reference = torch.full((*q.shape[:3], 1), -FLOAT_MAX, dtype=torch.double, device=q.device)
+    out = torch.zeros(*q.shape[:3], v.shape[2], dtype=torch.double, device=q.device)
+    total = torch.zeros_like(reference)
+    for first in range(0, operands.kv_len, BLOCK_KEYS):
+        keys = slice(first, first + BLOCK_KEYS)
+        s = q @ k[:, :, keys].mT
+        if operands.delta is not None:
+            s = s + _per_row(operands.delta[..., keys], operands, q_len)
+        s, unit = _see(_f32(s), factor, first, operands.kv_len, causal, mask)
+        tops = s.unflatten(-1, (-1, NVFP4_BLOCK)).amax(-1)
+        highest = _f32(tops.amax(-1, keepdim=True) * unit)
+        behind = _any_in_warp(highest > reference + REFERENCE_SLACK)
+        moved = torch.where(behind, torch.maximum(reference, highest), reference)
+        shrink = torch.exp2(reference - moved)
+        out, total, reference = out * shrink, total * shrink, moved
+
+        shift = _f32(_float32(LOG2_P_UNIT - LOG2_E2M1_MAX) - reference)
+        scale = torch.exp2(_f32(tops * unit + shift)).float().clamp_min(2.0**-9)
+        scale = round_e4m3(scale).double()[..., None]
+        shift = _f32(_f32(_float32(LOG2_P_UNIT) - reference)[..., None] - _f32(scale.log2()))
+        x = torch.exp2(_f32(s.unflatten(-1, (-1, NVFP4_BLOCK)) * unit[..., None] + shift))
+        p = (round_e2m1(x.float()).double() * scale).flatten(-2)
+        out = out + p @ v[..., keys].mT
+        total = total + p.sum(-1, keepdim=True)
+    blind = total == 0
+    safe = total.masked_fill(blind, 1.0)
+    o = out / safe * kv_scales[..., None, 1:].double()
+    o = o + operands.v_means.repeat_interleave(group, 1)[:, :, None].double()
+    lse = (reference + (safe.log2() - LOG2_P_UNIT)) * math.log(2)
+    lse = lse.masked_fill(blind, -torch.inf)
+    return o.masked_fill(blind, 0.0), lse.squeeze(-1)
+
+
+def _see(s, factor, first: int, kv_len: int, causal: bool, mask):
+    """Scores with hidden keys at -inf and what they are to be multiplied by to be exponents."""
+    key = torch.arange(first, first + BLOCK_KEYS, device=s.device)
+    hidden = key >= kv_len
+    if causal:
+        hidden = hidden | (key > torch.arange(s.shape[2], device=s.device)[:, None])
+    if mask is not None:
+        tile = mask.expand(*mask.shape[:-1], kv_len)[..., first : first + BLOCK_KEYS]
+        missing = BLOCK_KEYS - tile.shape[-1]
+        if mask.dtype == torch.bool:
+            hidden = hidden | ~F.pad(tile, (0, missing))
+            s = _f32(s * factor)
+        else:
+            bias = F.pad(tile.float(), (0, missing))
+            exponent = (bias * _float32(LOG2_E)).clamp_min(-0.99 * FLOAT_MAX)
+            s = _f32(s * factor + torch.where(bias < -FLOAT_MAX, bias, exponent))
+        factor = torch.ones_like(factor)
+    return s.masked_fill(hidden, -torch.inf), factor
+
+
+def _any_in_warp(x: torch.Tensor) -> torch.Tensor:
+    """Bool [..., Nq, 1]: whether any of the 16 rows of the same warp is True."""
+    rows = x.shape[-2]
+    warps = F.pad(x, (0, 0, 0, -rows % WARP_ROWS)).unflatten(-2, (-1, WARP_ROWS))
+    return warps.any(-2, keepdim=True).expand_as(warps).flatten(-3, -2)[..., :rows, :]
+
+
+def _per_row(x: torch.Tensor, operands: Operands, q_len: int) -> torch.Tensor:
+    """``x`` [B, Hq, q_blocks, ...] for each query of its block: [B, Hq, Nq, ...]."""
+    return x.repeat_interleave(operands.q_block_tokens, 2)[:, :, :q_len]
+
+
+def _f32(x: torch.Tensor) -> torch.Tensor:
+    """Rounded to FP32, in FP64."""
+    return x.float().double()
+
+
+def _float32(x: float) -> float:
+    return torch.tensor(x, dtype=torch.float32).item()

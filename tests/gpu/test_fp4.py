@@ -1,0 +1,400 @@
+"""NVFP4 attention through the emulated product, which any NVIDIA GPU has.
+
+Three bars: what the quantising kernels write is what their model writes; the attention kernel
+computes on those bytes what its model does; and the whole is no farther from exact attention than
+the scheme in plain torch, since a mistake that kernel and model share shows nowhere else.
+"""
+
+import pytest
+import torch
+from sageattention3.kernels import attention
+from sageattention3.kernels.launch import sm120_fp4
+from sageattention3.kernels.launch.fp4_backends import EMULATED_FP4
+from sageattention3.kernels.launch.fp4_proof import probe_units, prove
+from sageattention3.kernels.launch.fp4_quantise import DELTA_BYTES, smoothed_away
+from sageattention3.kernels.launch.int8_quantise import padded_head_dim, readable
+from sageattention3.kernels.launch.sm120_fp4 import EMULATED, NATIVE, TILES, attend, pack
+from sageattention3.kernels.metrics import compare
+from sageattention3.kernels.reference import (
+    SCHEMES,
+    exact_attention,
+    fp4_model,
+    reference_attention,
+)
+from sageattention3.kernels.reference.fp4_layout import KvCodes, rows_of_keys, unpack_blocks
+
+pytestmark = pytest.mark.gpu
+
+# Relative L1 between a kernel and its model on the same bytes.
+MODEL_BAR = 1e-3
+# Times the scheme's own error: kernels cut blocks of queries elsewhere.
+EXACT_BAR = 1.15
+# Share of values whose code may differ: means are summed in another order.
+CODE_BAR = 1e-3
+
+
+def tensors(b=1, hq=2, hk=None, nq=256, nk=None, d=128, dtype=torch.bfloat16, seed=0):
+    """q [b, hq, nq, d], k and v [b, hk, nk, d], token-major; K and V with biased channels."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    hk, nk = hk or hq, nk or nq
+    q, k, v = (
+        torch.randn(b, n, h, d, generator=generator, device="cuda").transpose(1, 2)
+        for h, n in ((hq, nq), (hk, nk), (hk, nk))
+    )
+    q[..., :1] += 3
+    k[..., :2] += 4
+    v[..., -1:] -= 2
+    return [x.to(dtype) for x in (q, k, v)]
+
+
+def run(q, k, v, **options):
+    return attention(q, k, v, precision="fp4", backend="emulated_fp4", **options)
+
+
+def packed_operands(q, k, v, *, smooth_q=True, masked=False, live=None, scale=None, causal=False):
+    """((scales of Q, codes of K and V), operands for the model), from the quantising kernels."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    q, k, v = readable(q), readable(k), readable(v)
+    packed = pack(q, k, v, live_keys=live, scale=scale, masked=masked, smooth_q=smooth_q)
+    layout, (b, hq, nq, _), hk = packed.layout, q.shape, k.shape[1]
+    codes = packed.part("q_codes", torch.uint8, b, hq, nq, layout.k_dim // 2)
+    blocks = packed.part("kv", torch.uint8, b, hk, layout.kv_blocks, layout.kv_block_bytes)
+    kv = KvCodes(*(x.cuda() for x in unpack_blocks(blocks.cpu(), layout.head_dim)))
+    q_codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
+    q_scales = packed.part("q_scales", torch.uint8, b, hq, nq, layout.k_dim // 16)
+    delta = None
+    if smooth_q:
+        size = b * hq * layout.q_blocks * layout.kv_blocks
+        buffer = torch.zeros(size * DELTA_BYTES, dtype=torch.uint8, device="cuda")
+        heads, q_blocks = range(b * hq), range(layout.q_blocks)
+        smoothed_away(packed, hq, k, live, buffer, heads=heads, q_blocks=q_blocks, causal=causal)
+        pairs = buffer.view(torch.float32).view(b, hq, layout.q_blocks, layout.kv_blocks, 32, 4)
+        assert torch.equal(pairs[..., :2], pairs[..., 2:])
+        delta = pairs[..., :2].flatten(-2)[..., rows_of_keys().cuda()].flatten(-2)
+    return (q_scales, kv), fp4_model.Operands(
+        q=fp4_model.dequantise_blocks(q_codes, q_scales),
+        q_factors=packed.part("q_factors", torch.float32, b, hq, layout.q_blocks, 2),
+        k=fp4_model.dequantise_blocks(kv.k, kv.k_scales).flatten(2, 3),
+        v=fp4_model.dequantise_blocks(kv.v, kv.v_scales).movedim(2, 3).flatten(3),
+        kv_scales=packed.part("kv_scales", torch.float32, b, hk, 2),
+        v_means=packed.part("v_means", torch.float32, b, hk, layout.head_dim),
+        delta=delta,
+        q_block_tokens=layout.q_block_tokens,
+        kv_len=k.shape[2],
+    )
+
+
+def check(q, k, v, *, mask=None, causal=False, smooth_q=True, scale=None):
+    """Kernel against model on the same bytes, and kernel against exact attention; FP32 output."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    options = {"mask": mask, "causal": causal, "scale": scale}
+    wide = [x.float() for x in (q, k, v)]
+    out = attend(*wide, **options, fp4=EMULATED, smooth_q=smooth_q)
+    assert torch.equal(out, attend(*wide, **options, fp4=EMULATED, smooth_q=smooth_q))
+    if not (causal and k.shape[2] > q.shape[2]) and mask is None:
+        _, operands = packed_operands(*wide, smooth_q=smooth_q, scale=scale, causal=causal)
+        model, _ = fp4_model.attend(operands, causal=causal)
+        errors = compare(out, model[..., : q.shape[-1]])
+        assert errors.finite, errors
+        assert errors.rel_l1 < MODEL_BAR, errors
+    right = exact_attention(q, k, v, **options)
+    errors = compare(out, right)
+    assert errors.finite, errors
+    if smooth_q:
+        scheme = reference_attention(*wide, scheme=SCHEMES["fp4"], **options)
+        assert errors.rel_l1 < EXACT_BAR * compare(scheme, right).rel_l1 + 1e-4, errors
+    return out
+
+
+def random_mask(*shape, share=0.6, seed=1):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.rand(*shape, generator=generator, device="cuda") < share
+
+
+# --------------------------------------------------------------------------------------- the parts
+def test_emulated_units_are_what_the_proof_wants():
+    assert probe_units(torch.device("cuda", 0), EMULATED) is None
+
+
+@pytest.mark.parametrize("d", [40, 64, 96, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("smooth_q", [False, True])
+def test_quantising_kernels_write_what_their_model_writes(d, dtype, smooth_q):
+    q, k, v = tensors(b=2, hq=4, hk=2, nq=333, nk=200, d=d, dtype=dtype)
+    (q_scales, kv), operands = packed_operands(q, k, v, smooth_q=smooth_q)
+    head_dim = padded_head_dim(d)
+    wide = [torch.nn.functional.pad(x, (0, head_dim - d)) for x in (q, k, v)]
+    codes, expected = fp4_model.quantise(
+        *wide,
+        scale=d**-0.5,
+        q_block_tokens=TILES[head_dim, False].q_block_tokens,
+        smooth_q=smooth_q,
+    )
+    pairs = [(q_scales, codes.q_scales), (kv.k_scales, codes.kv.k_scales)]
+    pairs += [(kv.v_scales, codes.kv.v_scales)]
+    pairs += [(getattr(operands, name), getattr(expected, name)) for name in ("q", "k", "v")]
+    for mine, right in pairs:
+        assert mine.shape == right.shape
+        assert (mine != right).double().mean() < CODE_BAR
+    blocks = expected.q_factors.shape[2]
+    for name, mine in (
+        ("q_factors", operands.q_factors[:, :, :blocks]),
+        ("kv_scales", operands.kv_scales),
+        ("v_means", operands.v_means),
+    ):
+        assert torch.allclose(mine, getattr(expected, name), rtol=1e-4, atol=1e-5), name
+    if smooth_q:
+        mine = operands.delta[:, :, :blocks]
+        assert compare(mine, expected.delta).rel_l1 < 1e-3
+
+
+def test_dead_keys_take_no_part_in_means_and_scales():
+    q, k, v = tensors(nq=100, nk=333)
+    live = random_mask(1, 1, 333)
+    dead = ~live[0, 0]
+    k[:, :, dead], v[:, :, dead] = 3e4, -3e4
+    _, operands = packed_operands(q, k, v, live=live, masked=True)
+    _, expected = fp4_model.quantise(
+        q, k, v, scale=128**-0.5, q_block_tokens=TILES[128, True].q_block_tokens, live=live
+    )
+    assert (operands.k != expected.k).double().mean() < CODE_BAR
+    assert (operands.v != expected.v).double().mean() < CODE_BAR
+    assert torch.allclose(operands.kv_scales, expected.kv_scales, rtol=1e-4)
+
+
+# ---------------------------------------------------------------------------------------- the grid
+@pytest.mark.parametrize("d", [64, 96, 128, 256])
+@pytest.mark.parametrize("smooth_q", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_length_up_to_257(d, smooth_q, causal):
+    for n in range(1, 258):
+        check(*tensors(nq=n, d=d, seed=n), smooth_q=smooth_q, causal=causal)
+
+
+@pytest.mark.parametrize("d", [64, 96, 128, 256])
+@pytest.mark.parametrize("n", [1000, 4608])
+@pytest.mark.parametrize("smooth_q", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_long_calls(d, n, smooth_q, causal):
+    check(*tensors(nq=n, d=d), smooth_q=smooth_q, causal=causal)
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_the_longest_calls(d):
+    check(*tensors(hq=1, nq=16384, d=d))
+
+
+@pytest.mark.parametrize("d", [64, 96, 128, 256])
+@pytest.mark.parametrize("group", [3, 4])
+@pytest.mark.parametrize("causal", [False, True])
+def test_query_heads_share_key_heads(d, group, causal):
+    check(*tensors(b=2, hq=2 * group, hk=2, nq=333, nk=500, d=d), causal=causal)
+
+
+@pytest.mark.parametrize("d", [8, 40, 72, 80, 100, 160, 192])
+def test_other_head_dims_are_padded(d):
+    check(*tensors(nq=130, nk=333, d=d))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_outputs_have_the_inputs_dtype(dtype):
+    q, k, v = tensors(nq=200, nk=333, dtype=dtype)
+    out, wide = run(q, k, v), run(q.float(), k.float(), v.float())
+    assert out.dtype == dtype
+    assert out.transpose(1, 2).is_contiguous()
+    assert compare(out, wide).rel_l1 < 4e-3  # the rounding of the output
+
+
+# ------------------------------------------------------------------------------------------- masks
+@pytest.mark.parametrize("d", [64, 96, 128, 256])
+@pytest.mark.parametrize("nk", [333, 336])
+@pytest.mark.parametrize(
+    "shape", [(2, 4, 200, "k"), (2, 1, 1, "k"), (1, 4, 200, "k"), (1, 1, 200, 1)]
+)
+@pytest.mark.parametrize("kind", ["bool", "fp32", "bf16", "fp16"])
+def test_masks_of_every_broadcast_form(d, nk, shape, kind):
+    q, k, v = tensors(b=2, hq=4, hk=2, nq=200, nk=nk, d=d)
+    shape = [nk if size == "k" else size for size in shape]
+    mask = random_mask(*shape)
+    if kind != "bool":
+        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[kind]
+        bias = torch.randn(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(2))
+        mask = bias.masked_fill(~mask, -torch.inf).to(dtype)
+    check(q, k, v, mask=mask)
+
+
+@pytest.mark.parametrize("kind", ["bool", "additive"])
+def test_the_masked_kernel_agrees_with_its_model(kind):
+    q, k, v = (x.float() for x in tensors(hq=4, hk=2, nq=200, nk=333))
+    mask = random_mask(1, 4, 200, 333)
+    mask[:, :, 9] = False
+    if kind == "additive":
+        mask = torch.randn(mask.shape, device="cuda").masked_fill(~mask, -torch.inf)
+    _, operands = packed_operands(q, k, v, masked=True)
+    model, model_lse = fp4_model.attend(operands, causal=False, mask=mask)
+    out, lse = attend(
+        q, k, v, mask=mask, scale=128**-0.5, causal=False, fp4=EMULATED, return_lse=True
+    )
+    assert compare(out, model).rel_l1 < MODEL_BAR
+    assert (out[:, :, 9] == 0).all()
+    assert (lse[:, :, 9] == -torch.inf).all()
+    k_mean = k.mean(2, keepdim=True).repeat_interleave(2, 1)
+    seen = lse.isfinite()
+    taken = (q * k_mean).sum(-1) * 128**-0.5
+    assert (lse - taken - model_lse)[seen].abs().max() < 1e-2
+
+
+@pytest.mark.parametrize(("nq", "nk"), [(512, 512), (300, 700), (700, 300), (1, 40), (129, 129)])
+def test_causal_calls_of_unequal_lengths(nq, nk):
+    check(*tensors(nq=nq, nk=nk), causal=True)
+
+
+def test_causal_and_masked():
+    q, k, v = tensors(b=2, hq=4, hk=2, nq=300, nk=336)
+    check(q, k, v, mask=random_mask(2, 1, 300, 336), causal=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_lowest_finite_bias_hides_but_a_row_of_it_attends_evenly(dtype):
+    q, k, v = tensors(nq=70, nk=200, dtype=dtype)
+    bias = torch.zeros(1, 1, 70, 200, device="cuda", dtype=dtype)
+    bias[..., 100:] = torch.finfo(dtype).min
+    bias[:, :, 5] = torch.finfo(dtype).min
+    out, right = run(q, k, v, mask=bias), exact_attention(q, k, v, mask=bias)
+    others = [i for i in range(70) if i != 5]
+    assert compare(out[:, :, others], right[:, :, others]).rel_l1 < 0.25
+    assert compare(out[:, :, 5], right[:, :, 5]).rel_l1 < 0.25
+
+
+def test_hidden_keys_cannot_matter():
+    q, k, v = tensors(nq=100, nk=333)
+    mask = random_mask(1, 1, 1, 333)
+    expected = run(q, k, v, mask=mask)
+    hidden = ~mask[0, 0, 0]
+    k[:, :, hidden], v[:, :, hidden] = 3e4, -3e4
+    assert torch.equal(run(q, k, v, mask=mask), expected)
+
+
+# ------------------------------------------------------------------------- memory, strides, numbers
+def test_pieces_give_the_same_bits_as_one_launch(monkeypatch):
+    given = tensors(b=2, hq=4, hk=2, nq=1000, nk=700)
+    expected = [run(*given, causal=causal) for causal in (False, True)]
+    for limit in (1, 1 << 15, 1 << 17):
+        monkeypatch.setattr(sm120_fp4, "MOST_DELTA_BYTES", limit)
+        for causal in (False, True):
+            assert torch.equal(run(*given, causal=causal), expected[causal])
+
+
+def test_long_calls_take_no_memory_that_grows_with_the_square_of_their_length():
+    given = tensors(hq=4, nq=32768, d=64)
+    run(*given)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run(*given)
+    taken = torch.cuda.max_memory_allocated() - before
+    assert taken < 3 * sum(x.nbytes for x in given) + sm120_fp4.MOST_DELTA_BYTES
+
+
+def test_any_strides():
+    q, k, v = tensors(b=2, hq=3, nq=200)
+    expected = run(q, k, v)
+    packed = torch.stack((q, k, v), 3).contiguous()  # channels of q, k and v side by side
+    assert torch.equal(run(*packed.unbind(3)), expected)
+    assert torch.equal(run(*(x.contiguous() for x in (q, k, v))), expected)
+    odd = [torch.cat((x, x[..., :3]), -1)[..., :128] for x in (q, k, v)]  # rows of 262 bytes
+    assert torch.equal(run(*odd), expected)
+    one = [x[:1, :1].expand(2, 3, -1, -1) for x in (q, k, v)]
+    assert torch.equal(run(*one)[1, 2], expected[0, 0])
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_what_lies_behind_the_last_key_is_not_read(d):
+    for nk in (1, 63, 64, 65, 127, 128, 129, 200):
+        q, k, v = tensors(nq=32, nk=320, d=d, seed=nk)
+        k[:, :, nk:], v[:, :, nk:] = 1e4, torch.inf
+        out = run(q, k[:, :, :nk], v[:, :, :nk])
+        right = exact_attention(q, k[:, :, :nk], v[:, :, :nk])
+        errors = compare(out, right)
+        assert errors.finite, nk
+        assert errors.rel_l1 < 0.25, (nk, errors)
+
+
+@pytest.mark.parametrize("scale", [-0.2, 0.0, 1e-6])
+def test_any_scale(scale):
+    check(*tensors(nq=300), scale=scale)
+
+
+def test_more_batches_and_heads_than_one_dimension_of_a_grid_holds():
+    q, k, v = tensors(b=70_001, hq=1, nq=5, nk=9, d=64)
+    assert compare(run(q, k, v), exact_attention(q, k, v)).rel_l1 < 0.25
+
+
+@pytest.mark.parametrize("c", [1e-4, 1e-3, 1e3, 1e4])
+def test_results_scale_as_their_operands_do(c):
+    q, k, v = (x.float() for x in tensors(nq=500))
+    base = run(q, k, v)
+    noise = compare(base, exact_attention(q, k, v)).rel_l1
+    assert compare(run(q, k, v * c) / c, base).rel_l1 < 0.1 * noise
+    assert compare(run(q * c, k / c, v), base).rel_l1 < 0.1 * noise
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_finite_inputs_give_finite_outputs(d):
+    for dtype, large in ((torch.float16, 6e4), (torch.bfloat16, 1e36), (torch.float32, 1e36)):
+        q, k, v = tensors(d=d, dtype=dtype)
+        limit = torch.finfo(dtype).max
+        huge = [(x.float() * large).clamp(-limit, limit).to(dtype) for x in (q, k, v)]
+        for choice in ((0, 1, 1), (1, 0, 1), (1, 1, 0), (0, 0, 0)):
+            out = run(
+                *(x if keep else big for keep, x, big in zip(choice, (q, k, v), huge, strict=True))
+            )
+            assert out.isfinite().all(), (dtype, choice)
+            assert out.any(-1).all(), (dtype, choice)  # no row lost its maximum
+
+
+def test_nan_in_an_input_reaches_the_output():
+    for index in range(3):
+        given = tensors(nq=100)
+        given[index][0, 0, 3, 5] = torch.nan
+        assert run(*given)[0, 0].isnan().any()
+
+
+def test_inputs_stay_as_they_are():
+    given = tensors()
+    copies = [x.clone() for x in given]
+    run(*given)
+    assert all(torch.equal(a, b) for a, b in zip(given, copies, strict=True))
+
+
+# ------------------------------------------------------------------------------ streams and natives
+def test_a_side_stream_and_a_graph_give_the_same_bits():
+    given = tensors(nq=700)
+    expected = run(*given)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        out = run(*given)
+    stream.synchronize()
+    assert torch.equal(out, expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run(*given)
+    graph.replay()
+    assert torch.equal(out, expected)
+
+
+def test_the_emulation_is_chosen_by_name_alone():
+    assert EMULATED_FP4.on_request
+    from sageattention3.kernels import explain
+
+    assert explain(*tensors(), precision="fp4").backend != "emulated_fp4"
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 12,
+    reason="needs a GPU with FP4 units (compute capability 12.x)",
+)
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+def test_native_units_and_kernels_prove_themselves(head_dim):
+    assert probe_units(torch.device("cuda", 0), NATIVE) is None
+    assert prove(torch.device("cuda", 0), head_dim, torch.bfloat16) is None

@@ -1,0 +1,108 @@
+// Stand-in for kernels/cuda/ptx.cuh: the same functions, as the PTX ISA describes the instructions.
+#pragma once
+
+#include "types.cuh"
+
+// --------------------------------------------------------------------------------------- conversions
+inline float f16_to_float(u32 low_half) {
+  return bits_of<_Float16>(static_cast<u16>(low_half));
+}
+inline u32 float_to_f16(float x) { return bits_of<u16>(static_cast<_Float16>(x)); }
+inline u32 pack_f16x2(float low, float high) { return float_to_f16(low) | float_to_f16(high) << 16; }
+inline u32 float_to_bf16(float x) {
+  const u32 bits = as_bits(x);
+  if (x != x) return 0x7fff;
+  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+inline u32 pack_bf16x2(float low, float high) {
+  return float_to_bf16(low) | float_to_bf16(high) << 16;
+}
+inline float max_nan(float a, float b) { return a != a || b != b ? NAN : fmaxf(a, b); }
+inline float min_nan(float a, float b) { return a != a || b != b ? NAN : fminf(a, b); }
+// Of INT8 only, which no simulated kernel uses.
+int __popc(u32 x);
+template <Dtype DTYPE>
+u32 max_nan_of(u32 a, u32 b);
+template <Dtype DTYPE>
+u32 min_nan_of(u32 a, u32 b);
+template <Dtype DTYPE>
+void mma_16bit(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]);
+inline float exp2_approx(float x) { return exp2f(x); }
+inline float log2_approx(float x) { return log2f(x); }
+inline u32 multiply_f16x2(u32 a, u32 b) {
+  return pack_f16x2(f16_to_float(a) * f16_to_float(b), f16_to_float(a >> 16) * f16_to_float(b >> 16));
+}
+inline u32 permute_bytes(u32 a, u32 b, u32 selector) {
+  const u64 bytes = static_cast<u64>(b) << 32 | a;
+  u32 d = 0;
+  for (int i = 0; i < 4; ++i) {
+    const u32 choice = selector >> (4 * i) & 15, byte = bytes >> (8 * (choice & 7)) & 0xff;
+    d |= (choice & 8 ? (byte & 0x80 ? 0xff : 0) : byte) << (8 * i);
+  }
+  return d;
+}
+
+// ------------------------------------------------------------------------------------ shared memory
+inline u32 shared_address_of(const void* shared) {
+  return static_cast<const char*>(shared) - shared_memory;
+}
+template <typename T>
+const T& shared_at(u32 address) {
+  if (address % sizeof(T) || address + sizeof(T) > shared_bytes) fail("a wrong shared address");
+  return *reinterpret_cast<const T*>(shared_memory + address);
+}
+inline u32 load_shared_word(u32 address) { return shared_at<u32>(address); }
+inline void load_shared_words(u32 (&x)[2], u32 address) {
+  const uint2 v = shared_at<uint2>(address);
+  x[0] = v.x, x[1] = v.y;
+}
+inline void load_shared_words(u32 (&x)[4], u32 address) {
+  const uint4 v = shared_at<uint4>(address);
+  x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+}
+inline void load_shared_floats(float (&x)[4], u32 address) {
+  const float4 v = shared_at<float4>(address);
+  x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+}
+inline void ldmatrix_x4(u32 (&r)[4], u32 address) {
+  my_desk().in[0] = address;
+  meet_warp([](Desk(&warp)[32]) {
+    for (int lane = 0; lane < 32; ++lane) {
+      for (int matrix = 0; matrix < 4; ++matrix) {
+        const uint4& row = shared_at<uint4>(warp[8 * matrix + lane / 4].in[0]);
+        warp[lane].out[matrix] = reinterpret_cast<const u32*>(&row)[lane % 4];
+      }
+    }
+  });
+  for (int i = 0; i < 4; ++i) r[i] = my_desk().out[i];
+}
+
+// ---------------------------------------------------------------------------------- matrix products
+// FP64 sums, rounded once.
+inline void mma_f16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  const u32 in[10] = {a0,         a1,         a2,         a3,         b0, b1,
+                      as_bits(d[0]), as_bits(d[1]), as_bits(d[2]), as_bits(d[3])};
+  std::copy(in, in + 10, my_desk().in);
+  meet_warp([](Desk(&warp)[32]) {
+    double a[16][16], b[16][8];
+    for (int lane = 0; lane < 32; ++lane) {
+      const int g = lane / 4, t = lane % 4;
+      for (int i = 0; i < 2; ++i) {
+        const auto half = [&](int word) { return f16_to_float(warp[lane].in[word] >> (16 * i)); };
+        a[g][2 * t + i] = half(0), a[g + 8][2 * t + i] = half(1);
+        a[g][8 + 2 * t + i] = half(2), a[g + 8][8 + 2 * t + i] = half(3);
+        b[2 * t + i][g] = half(4), b[8 + 2 * t + i][g] = half(5);
+      }
+    }
+    for (int lane = 0; lane < 32; ++lane) {
+      for (int i = 0; i < 4; ++i) {
+        double sum = as_float(warp[lane].in[6 + i]);
+        for (int k = 0; k < 16; ++k) {
+          sum += a[lane / 4 + 8 * (i / 2)][k] * b[k][2 * (lane % 4) + i % 2];
+        }
+        warp[lane].out[i] = as_bits(sum);
+      }
+    }
+  });
+  for (int i = 0; i < 4; ++i) d[i] = as_float(my_desk().out[i]);
+}

@@ -1,0 +1,176 @@
+"""The FP4 kernels' own sources, run on the CPU: bytes, attention and proof against their models."""
+
+import pytest
+import torch
+from sageattention3.kernels.launch import fp4_proof, fp4_quantise, int8_layout, sm120_fp4
+from sageattention3.kernels.launch.sm120_fp4 import EMULATED, TILES, attend
+from sageattention3.kernels.metrics import compare
+from sageattention3.kernels.reference import (
+    SCHEMES,
+    exact_attention,
+    fp4_model,
+    reference_attention,
+)
+from sageattention3.kernels.reference.fp4_layout import unpack_blocks
+
+from .launcher import COMPILER, Simulator
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(COMPILER is None, reason="needs g++"),
+    pytest.mark.usefixtures("simulator"),
+]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """One simulator for all tests, as compiling takes most of the time."""
+    return Simulator(tmp_path_factory.mktemp("simulation"))
+
+
+@pytest.fixture
+def simulator(compiled, monkeypatch):
+    monkeypatch.setattr(int8_layout, "_multiprocessors", lambda device: 4)
+    use(compiled, monkeypatch)
+
+
+def use(simulator: Simulator, monkeypatch):
+    for module in (fp4_quantise, sm120_fp4, fp4_proof):
+        monkeypatch.setattr(module, "launch", simulator.launch)
+
+
+def tensors(hq=2, hk=1, nq=40, nk=140, d=64, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (
+        torch.randn(1, n, h, d, generator=generator).transpose(1, 2)
+        for h, n in ((hq, nq), (hk, nk), (hk, nk))
+    )
+    q[..., :1] += 3
+    k[..., :2] += 4
+    v[..., -1:] -= 2
+    return [x.to(dtype) for x in (q, k, v)]
+
+
+def run(q, k, v, *, mask=None, causal=False, **options):
+    scale = q.shape[-1] ** -0.5
+    return attend(q, k, v, mask=mask, scale=scale, causal=causal, fp4=EMULATED, **options)
+
+
+def check(q, k, v, *, smooth_q=True, **options):
+    """Against the kernels' model from inputs to outputs, and against exact attention."""
+    out = run(q, k, v, smooth_q=smooth_q, **options)
+    right = exact_attention(q, k, v, **options)
+    masked = options.get("mask") is not None
+    _, operands = fp4_model.quantise(
+        q,
+        k,
+        v,
+        scale=q.shape[-1] ** -0.5,
+        q_block_tokens=TILES[q.shape[-1], masked].q_block_tokens,
+        smooth_q=smooth_q,
+    )
+    model, _ = fp4_model.attend(
+        operands, causal=options.get("causal", False), mask=options.get("mask")
+    )
+    assert compare(out, model).rel_l1 < 5e-3
+    scheme = reference_attention(q, k, v, scheme=SCHEMES["fp4"], **options)
+    if smooth_q:
+        assert compare(out, right).rel_l1 <= 1.15 * compare(scheme, right).rel_l1
+    return out
+
+
+def test_emulated_units_are_what_the_proof_wants():
+    assert fp4_proof.probe_units(torch.device("cpu"), EMULATED) is None
+
+
+@pytest.mark.parametrize("d", [64, 96, 128, 256])
+@pytest.mark.parametrize("smooth_q", [False, True])
+def test_every_head_dim_with_and_without_smoothing_of_q(d, smooth_q):
+    check(*tensors(d=d), smooth_q=smooth_q)
+
+
+@pytest.mark.parametrize(("nq", "nk"), [(1, 1), (17, 64), (16, 65), (130, 129), (257, 300)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_ragged_ends(nq, nk, causal):
+    if causal:
+        nk = min(nq, nk)
+    check(*tensors(nq=nq, nk=nk), causal=causal)
+
+
+@pytest.mark.parametrize("kind", ["bool", "additive"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_masks(kind, causal):
+    q, k, v = tensors(hq=4, hk=2, nq=140, nk=140)
+    mask = torch.rand(1, 4, 140, 140, generator=torch.Generator().manual_seed(1)) < 0.6
+    mask[..., 0] = True
+    mask[:, :, 9] = False
+    if kind == "additive":
+        bias = torch.randn(mask.shape, generator=torch.Generator().manual_seed(2))
+        mask = bias.masked_fill(~mask, -torch.inf)
+    assert (check(q, k, v, mask=mask, causal=causal)[:, :, 9] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_quantising_kernels_write_what_their_model_writes(dtype):
+    q, k, v = tensors(hq=4, hk=2, nq=300, nk=200, d=40, dtype=dtype)
+    live = torch.rand(1, 1, 200, generator=torch.Generator().manual_seed(1)) < 0.7
+    k[:, :, ~live[0, 0]] = 1e4
+    packed = sm120_fp4.pack(q, k, v, live_keys=live, scale=0.2, masked=False, smooth_q=True)
+    layout = packed.layout
+    blocks = packed.part("kv", torch.uint8, 1, 2, layout.kv_blocks, layout.kv_block_bytes)
+    wide = [torch.nn.functional.pad(x, (0, 24)) for x in (q, k, v)]
+    codes, expected = fp4_model.quantise(*wide, scale=0.2, q_block_tokens=128, live=live)
+    kv = unpack_blocks(blocks, 64)
+    q_scales = packed.part("q_scales", torch.uint8, 1, 4, 300, 4)
+    pairs = [*zip(kv, codes.kv, strict=True), (q_scales, codes.q_scales)]
+    for mine, right in pairs:
+        zeros = (mine & 7 == 0) & (right & 7 == 0)  # minus zero is zero
+        assert ((mine != right) & ~zeros).double().mean() < 1e-3
+    factors = packed.part("q_factors", torch.float32, 1, 4, layout.q_blocks, 2)
+    assert torch.allclose(factors[:, :, :3], expected.q_factors, rtol=1e-4)
+
+
+def test_pieces_give_the_same_bits_as_one_launch(monkeypatch):
+    given = tensors(hq=2, nq=600, nk=130)
+    expected = [run(*given, causal=causal) for causal in (False, True)]
+    monkeypatch.setattr(sm120_fp4, "MOST_DELTA_BYTES", 1)
+    for causal in (False, True):
+        assert torch.equal(run(*given, causal=causal), expected[causal])
+
+
+def test_log_sum_exp_is_that_of_the_scores():
+    q, k, v = tensors()
+    _, lse = run(q, k, v, return_lse=True)
+    right = (q @ k.repeat_interleave(2, 1).mT * 64**-0.5).logsumexp(-1)
+    assert (lse - right).abs().max() < 0.2
+
+
+def test_nan_reaches_the_output_and_huge_numbers_stay_finite():
+    for index in range(3):
+        given = tensors(hq=1)
+        given[index][0, 0, 3, 5] = torch.nan
+        assert run(*given).isnan().any()
+    q, k, v = tensors(hq=1)
+    out = run(q * 1e36, k * 1e36, v * 1e36)
+    assert out.isfinite().all()
+    assert out.any(-1).all()  # no row lost its maximum
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ("fp4_warp.cuh", "switch (n % 4)", "switch (n % 4 ^ 1)"),  # lanes that scales come from
+        ("fp4_warp.cuh", "0x7351 : 0x6240", "0x6240 : 0x7351"),  # rows of P's scales
+        ("fp4_warp.cuh", "0x7351 : 0x6240", "0x7531 : 0x6420"),  # order of P's scales
+        ("fp4_warp.cuh", "unpack_e4m3(scale, codes);", ""),  # P divided by the scale unrounded
+        ("fp4_warp.cuh", "(n * 4 + t()) * 16", "(n * 4 + 3 - t()) * 16"),  # keys of Q's lost scores
+        ("fp4_warp.cuh", "out[n][i] *= shrink[i / 2]", "out[n][i] *= shrink[i % 2]"),
+        ("fp4_layout.cuh", "8 * j + 2 * t + e", "8 * t + 2 * j + e"),  # rows of K
+        ("panels.cuh", "row * 32 + (byte ^ ((row & 4) << 2))", "row * 32 + byte % 16"),
+        ("token_reduction.cuh", "token < end && live", "live"),  # tokens of the next stretch
+    ],
+)
+def test_a_fault_in_the_sources_is_noticed(fault, tmp_path, monkeypatch):
+    use(Simulator(tmp_path, fault), monkeypatch)
+    with pytest.raises(AssertionError):
+        check(*tensors(hq=1, nq=40, nk=300))
