@@ -12,7 +12,8 @@ from sageattention3.kernels.launch import sm120_fp4
 from sageattention3.kernels.launch.fp4_backends import EMULATED_FP4
 from sageattention3.kernels.launch.fp4_proof import probe_units, prove
 from sageattention3.kernels.launch.fp4_quantise import DELTA_BYTES, smoothed_away
-from sageattention3.kernels.launch.int8_quantise import padded_head_dim, readable
+from sageattention3.kernels.launch.int8_layout import padded_head_dim
+from sageattention3.kernels.launch.int8_quantise import readable
 from sageattention3.kernels.launch.sm120_fp4 import EMULATED, NATIVE, TILES, attend, pack
 from sageattention3.kernels.metrics import compare
 from sageattention3.kernels.reference import (
