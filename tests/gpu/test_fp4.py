@@ -55,7 +55,7 @@ def run(q, k, v, **options):
 def packed_operands(q, k, v, *, smooth_q=True, masked=False, live=None, scale=None, causal=False):
     """((scales of Q, codes of K and V), operands for the model), from the quantising kernels."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    q, k, v = readable(q), readable(k), readable(v)
+    q, k, v, _ = readable(q, k, v)
     packed = pack(q, k, v, live_keys=live, scale=scale, masked=masked, smooth_q=smooth_q)
     layout, (b, hq, nq, _), hk = packed.layout, q.shape, k.shape[1]
     codes = packed.part("q_codes", torch.uint8, b, hq, nq, layout.k_dim // 2)
