@@ -2,8 +2,12 @@
 // known.
 #include "int8_values.cuh"
 
+// 80 registers, which three blocks leave, are too few for four tokens of FP32.
+template <Dtype DTYPE>
+constexpr int MIN_BLOCKS = DTYPE == F32 ? 2 : 3;
+
 template <int HEAD_DIM, Dtype DTYPE>
-__global__ void __launch_bounds__(VALUE_THREADS, 3)
+__global__ void __launch_bounds__(VALUE_THREADS, MIN_BLOCKS<DTYPE>)
 sm80_int8_pack_values(const __grid_constant__ Values p) {
   __shared__ ValueChannels<HEAD_DIM> shared;
   // In the opposite order to the first launch: what that read last still lies in L2.

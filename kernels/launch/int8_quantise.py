@@ -36,7 +36,7 @@ def _pack_values(head_dim: int, dtype: torch.dtype) -> Variant:
         template=(head_dim, DTYPES[dtype]),
         params=_VALUES,
         threads=_THREADS,
-        min_blocks=3,
+        min_blocks=2 if dtype == torch.float32 else 3,
     )
 
 
