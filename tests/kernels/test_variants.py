@@ -24,7 +24,7 @@ def rows():
             (v, sm)
             for v in variants
             for sm in archs.SHIPPED
-            if v.is_built_ahead(sm) or sm == oldest and v.serves(sm)
+            if v.is_built_ahead(sm) or (sm == oldest and v.serves(sm))
         )
     )
 
