@@ -109,3 +109,9 @@ class Backend:
             if not constraint.admits(request):
                 return f"{self.name} needs {constraint.describe()}"
         return None
+
+
+def token_major_like(q: torch.Tensor) -> torch.Tensor:
+    """Memory for a backend's output: as q [B, H, N, D], token-major."""
+    batch, heads, tokens, channels = q.shape
+    return q.new_empty((batch, tokens, heads, channels)).transpose(1, 2)

@@ -57,8 +57,8 @@ struct EmulatedFp4 {
       scaled(row_g, a[2 * half], scales_g >> byte);
       scaled(row_g8, a[2 * half + 1], scales_g8 >> byte);
       scaled(column, b[half], scales_b >> byte);
-      mma_f16(d, row_g[0], row_g8[0], row_g[1], row_g8[1], column[0], column[1]);
-      mma_f16(d, row_g[2], row_g8[2], row_g[3], row_g8[3], column[2], column[3]);
+      mma_16bit<F16>(d, {row_g[0], row_g8[0], row_g[1], row_g8[1]}, {column[0], column[1]});
+      mma_16bit<F16>(d, {row_g[2], row_g8[2], row_g[3], row_g8[3]}, {column[2], column[3]});
     }
   }
 

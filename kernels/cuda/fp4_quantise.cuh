@@ -6,6 +6,11 @@
 #include "nvfp4.cuh"
 #include "token_reduction.cuh"
 
+// Of one chunk of tokens of K or V of one (batch, key head): [3][HEAD_DIM] sums, minima, maxima,
+// all times RANGE and the sums also over Nk, then the number of tokens that took part.
+template <int HEAD_DIM>
+constexpr int PARTIAL_FLOATS = 3 * HEAD_DIM + 4;
+
 // The sixteen channels of block `part` of a token, less `mean` (times RANGE), times `inverse`.
 // Channels from head_dim on are zero.
 template <Dtype DTYPE>

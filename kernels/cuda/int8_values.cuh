@@ -6,7 +6,6 @@
 
 #include "int8_layout.cuh"
 #include "live_keys.cuh"
-#include "rows.cuh"
 
 constexpr int VALUE_THREADS = 256;
 constexpr int VALUE_TOKENS = 256;   // packed by one block of threads
@@ -40,24 +39,10 @@ __device__ void find_ranges(const Values& p, int batch, int head, int first, int
   constexpr int AHEAD = DTYPE == F32 ? 4 : 8;   // tokens whose loads are under way at a time
   __shared__ float rows[2][ROWS][HEAD_DIM];
   const int octet = threadIdx.x % OCTETS, row = threadIdx.x / OCTETS;
-  const bool has_channels = row < ROWS && 8 * octet < p.head_dim;
-
   OctetRange<DTYPE> range;
-  for (int n = first + row; has_channels && n < end; n += ROWS * AHEAD) {
-    Octet<DTYPE> octets[AHEAD];
-    bool live[AHEAD];
-#pragma unroll
-    for (int a = 0; a < AHEAD; ++a) {
-      const int token = n + a * ROWS;
-      live[a] = token < end && p.live(batch, head, token);
-      if (live[a]) {
-        octets[a].load(p.v.token<DTYPE>(batch, head, token) + 8 * octet * ELEMENT_BYTES<DTYPE>);
-      }
-    }
-#pragma unroll
-    for (int a = 0; a < AHEAD; ++a) {
-      if (live[a]) range.include(octets[a]);
-    }
+  if (row < ROWS && 8 * octet < p.head_dim) {
+    visit_tokens<DTYPE, ROWS, AHEAD>(p.v, p.live, batch, head, first, end, row, 8 * octet,
+                                     [&](const Octet<DTYPE>& values) { range.include(values); });
   }
 
   if (row < ROWS) {

@@ -1,7 +1,7 @@
-// Which keys take part in quantisation.
+// Which keys take part in quantisation, and how a block of threads reads them.
 #pragma once
 
-#include "types.cuh"
+#include "rows.cuh"
 
 // Tokens that some query sees. The others take no part in means, ranges and scales, so that whatever
 // padding holds cannot spoil the precision of the rest.
@@ -13,3 +13,27 @@ struct LiveKeys {
     return data == nullptr || data[batch * batch_stride + head * head_stride + n];
   }
 };
+
+// take(octet) for the eight channels from `channel` on of every live token among first + row,
+// first + row + ROWS ... before `end`; loads of AHEAD tokens are under way at a time.
+template <Dtype DTYPE, int ROWS, int AHEAD, typename Take>
+__device__ __forceinline__ void visit_tokens(const Tensor& source, const LiveKeys& live, int batch,
+                                             int head, int first, int end, int row, int channel,
+                                             Take take) {
+  for (int n = first + row; n < end; n += ROWS * AHEAD) {
+    Octet<DTYPE> octets[AHEAD];
+    bool taken[AHEAD];
+#pragma unroll
+    for (int a = 0; a < AHEAD; ++a) {
+      const int token = n + a * ROWS;
+      taken[a] = token < end && live(batch, head, token);
+      if (taken[a]) {
+        octets[a].load(source.token<DTYPE>(batch, head, token) + channel * ELEMENT_BYTES<DTYPE>);
+      }
+    }
+#pragma unroll
+    for (int a = 0; a < AHEAD; ++a) {
+      if (taken[a]) take(octets[a]);
+    }
+  }
+}

@@ -5,6 +5,14 @@
 
 constexpr float LN_2 = 0.6931471805599453f;
 
+// Natural logarithm of a row's sum of exponentials, which was kept as `sum` units of
+// 2^(reference - log2_unit).
+__device__ __forceinline__ float log_of_sum(float reference, float sum, float log2_unit) {
+  // A bias near -FLOAT_MAX was cut there, as an exponent of two: LN_2 times that is too much.
+  if (reference < 0.98f * -FLOAT_MAX && sum > 0.0f) return -FLOAT_MAX;
+  return (reference + (log2_approx(sum) - log2_unit)) * LN_2;
+}
+
 // [B, Hq, Nq, D] of the caller: strides in elements, channels contiguous.
 struct Output {
   void* data;

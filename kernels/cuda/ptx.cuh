@@ -101,17 +101,6 @@ __device__ __forceinline__ void mma_16bit(float (&d)[4], const u32 (&a)[4], cons
   }
 }
 
-// D = A B + D for A [16, 16] row-major, B [16, 8] column-major, FP16, accumulated in FP32. Lane
-// 4g + t holds A[g][2t..], A[g + 8][2t..], A[g][8 + 2t..], A[g + 8][8 + 2t..], pairs in a0..a3;
-// B[2t..][g], B[8 + 2t..][g] in b0, b1; D as above.
-__device__ __forceinline__ void mma_f16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0,
-                                        u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, "
-      "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
 // Four 8 x 16-byte matrices; lane i gives the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 shared_address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"

@@ -126,10 +126,7 @@ __device__ __forceinline__ void finish(const Params& p, const W& w, int batch, i
     // Codes know no NaN; those of Q and K reach the factor, and the output through it.
     inverse[r] = fmaf(w.factor, 0.0f, inverse[r]);
     if (p.lse != nullptr && w.t() == 0 && w.row(r) < p.q_len) {
-      float lse = (w.reference[r] + (log2_approx(sum) - LOG2_P_UNIT)) * LN_2;
-      // A bias near -FLOAT_MAX was cut there, as an exponent of two: LN_2 times that is too much.
-      if (w.reference[r] < 0.98f * -FLOAT_MAX && sum > 0.0f) lse = -FLOAT_MAX;
-      p.lse[head_row + w.row(r)] = lse;
+      p.lse[head_row + w.row(r)] = log_of_sum(w.reference[r], sum, LOG2_P_UNIT);
     }
   }
   const float* v_mean = p.v_mean + kv_head * W::OUT_TILES * 8;

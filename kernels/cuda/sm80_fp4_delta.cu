@@ -97,8 +97,7 @@ sm80_fp4_delta(const __grid_constant__ Params p) {
     const u32* row = keys.pairs[8 * n + g];
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
-      mma_f16(d, a[step][0], a[step][1], a[step][2], a[step][3], row[8 * step + t],
-              row[8 * step + 4 + t]);
+      mma_16bit<F16>(d, a[step], {row[8 * step + t], row[8 * step + 4 + t]});
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

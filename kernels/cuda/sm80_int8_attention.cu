@@ -1,6 +1,7 @@
 // Third launch of INT8 attention: both matrix products in 8 bits, the softmax between them in FP32.
 // int8_warp.cuh says how; here is how blocks of warps share K and V, and how a row ends.
 #include "int8_warp.cuh"
+#include "output.cuh"
 
 struct Params {
   const u8* q_codes;        // [B, Hq, Nq, HEAD_DIM]
@@ -18,8 +19,6 @@ struct Params {
   int causal;
   int out_dtype;
 };
-
-constexpr float LN_2 = 0.6931471805599453f;
 
 // Tiles of K and V in shared memory. Stage x % 2 holds what is read in turn x, and takes in the
 // next turn's copies when all warps have left it.
@@ -120,10 +119,7 @@ __device__ __forceinline__ void finish(const Params& p, const Warp<HEAD_DIM, KEY
     sum += __shfl_xor_sync(0xffffffff, sum, 2);
     inverse[r] = sum == 0.0f ? 0.0f : 1.0f / sum;
     if (p.lse != nullptr && w.t() == 0 && w.row(r) < p.q_len) {
-      float lse = (w.reference[r] + (log2_approx(sum) - LOG2_255)) * LN_2;
-      // A bias near -FLOAT_MAX was cut there, as an exponent of two: LN_2 times that is too much.
-      if (w.reference[r] < 0.98f * -FLOAT_MAX && sum > 0.0f) lse = -FLOAT_MAX;
-      p.lse[head_row + w.row(r)] = lse;
+      p.lse[head_row + w.row(r)] = log_of_sum(w.reference[r], sum, LOG2_255);
     }
   }
   if (p.out_dtype == BF16) {

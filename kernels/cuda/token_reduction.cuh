@@ -1,7 +1,7 @@
 // Sums, minima and maxima of each channel over a stretch of tokens, by one block of threads.
 #pragma once
 
-#include "kv_statistics.cuh"
+#include "live_keys.cuh"
 
 // [HEAD_DIM] each, for one stretch, times RANGE; the sum also times `share`.
 template <int HEAD_DIM, int THREADS>
@@ -30,31 +30,18 @@ struct TokenReduction {
     int tokens = 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) sums[i] = 0.0f, lows[i] = FLOAT_MAX, highs[i] = -FLOAT_MAX;
-    const bool has_channels = row < ROWS && 8 * octet < head_dim;
-    for (int n = first + row; has_channels && n < end; n += ROWS * AHEAD) {
-      Octet<DTYPE> octets[AHEAD];
-      bool taken[AHEAD];
+    if (row < ROWS && 8 * octet < head_dim) {
+      visit_tokens<DTYPE, ROWS, AHEAD>(
+          source, live, batch, head, first, end, row, 8 * octet, [&](const Octet<DTYPE>& channels) {
+            ++tokens;
 #pragma unroll
-      for (int a = 0; a < AHEAD; ++a) {
-        const int token = n + a * ROWS;
-        taken[a] = token < end && live(batch, head, token);
-        if (taken[a]) {
-          octets[a].load(source.token<DTYPE>(batch, head, token) +
-                         8 * octet * ELEMENT_BYTES<DTYPE>);
-        }
-      }
-#pragma unroll
-      for (int a = 0; a < AHEAD; ++a) {
-        if (!taken[a]) continue;
-        ++tokens;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          const float x = octets[a][i] * RANGE;
-          sums[i] = fmaf(x, share, sums[i]);
-          lows[i] = min_nan(lows[i], x);
-          highs[i] = max_nan(highs[i], x);
-        }
-      }
+            for (int i = 0; i < 8; ++i) {
+              const float x = channels[i] * RANGE;
+              sums[i] = fmaf(x, share, sums[i]);
+              lows[i] = min_nan(lows[i], x);
+              highs[i] = max_nan(highs[i], x);
+            }
+          });
     }
     if (row < ROWS) {
 #pragma unroll

@@ -7,6 +7,7 @@ one on the same quantised operands, where they may differ by the rounding of sum
 
 import torch
 
+from ..backend import token_major_like
 from ..jit.loader import launch
 from ..jit.variants import Variant
 from ..metrics import compare
@@ -123,7 +124,7 @@ def _compare_kernels(device: torch.device, head_dim: int, dtype: torch.dtype) ->
         packed = pack(q, k, v, masked=seen is not None, **options)
         outs = {}
         for fp4 in (NATIVE, EMULATED):
-            outs[fp4] = torch.empty(1, 300, 4, q.shape[-1], device=device, dtype=dtype)
+            outs[fp4] = token_major_like(q)
             launch_attention(
                 packed, q, k, seen, None, causal, outs[fp4], None, fp4=fp4, smooth_q=True
             )

@@ -10,8 +10,8 @@ import torch
 
 from ..jit.loader import launch
 from ..jit.variants import Variant
-from .int8_layout import HEAD_DIMS, cut, padded_head_dim, parts
-from .int8_quantise import DTYPES, LOG2_E, live_view, view
+from .geometry import HEAD_DIMS, chunk, padded_head_dim, parts, place
+from .operands import DTYPES, LIVE_KEYS, LOG2_E, TENSOR, live_view, view
 
 BLOCK_KEYS = 64
 TILE_BLOCKS = 2  # of keys, per step of the attention kernel
@@ -19,11 +19,9 @@ Q_BLOCKS = 2  # of queries, per block of threads of the attention kernel
 DELTA_BYTES = BLOCK_KEYS // 2 * 16  # per block of queries and block of keys
 NATIVE_SM = 120  # compute capability; below, FP4 is emulated and nothing of it built ahead
 
-_TENSOR, _LIVE_KEYS = "Qqqq", "Qqq"
 _THREADS = 256
 _DELTA_THREADS = 128
 _DELTA_Q_BLOCKS = 64  # per block of threads
-_ALIGNMENT = 256  # bytes, of the parts of the buffer
 
 
 def _variant(kernel: str, head_dim: int, dtype: torch.dtype, params: str, **promises) -> Variant:
@@ -38,17 +36,17 @@ def _variant(kernel: str, head_dim: int, dtype: torch.dtype, params: str, **prom
 
 
 def _prologue(head_dim: int, dtype: torch.dtype) -> Variant:
-    params = f"{_TENSOR * 3}{_LIVE_KEYS}6Q11if"
+    params = f"{TENSOR * 3}{LIVE_KEYS}6Q11if"
     return _variant("sm80_fp4_prologue", head_dim, dtype, params, threads=_THREADS, min_blocks=2)
 
 
 def _pack(head_dim: int, dtype: torch.dtype) -> Variant:
-    params = f"{_TENSOR * 2}{_LIVE_KEYS}5Q5i"
+    params = f"{TENSOR * 2}{LIVE_KEYS}5Q5i"
     return _variant("sm80_fp4_pack", head_dim, dtype, params, threads=_THREADS, min_blocks=3)
 
 
 def _delta(head_dim: int, dtype: torch.dtype) -> Variant:
-    params = f"{_TENSOR}{_LIVE_KEYS}5Q11i"
+    params = f"{TENSOR}{LIVE_KEYS}5Q11i"
     return _variant("sm80_fp4_delta", head_dim, dtype, params, threads=_DELTA_THREADS)
 
 
@@ -219,13 +217,13 @@ def lay_out(
     q_block_tokens: int,
     device: int,
 ) -> Layout:
-    """One buffer for all parts: an allocation costs microseconds, and so would this arithmetic."""
+    """Kept, as this arithmetic would cost microseconds in every call."""
     head_dim = padded_head_dim(channels)
     k_dim = parts(head_dim, 64) * 64
     q_blocks = Q_BLOCKS * parts(q_len, Q_BLOCKS * q_block_tokens)
     kv_blocks = TILE_BLOCKS * parts(kv_len, TILE_BLOCKS * BLOCK_KEYS)
     kv_block_bytes = (k_dim + head_dim) * 36  # 32 bytes of codes and 4 of scales per channel
-    chunks, chunk_tokens = cut(batch * kv_heads * 2, kv_len, device)
+    chunks, chunk_tokens = chunk(batch * kv_heads * 2, kv_len, device)
     reduction_blocks = batch * kv_heads * 2 * chunks
     rows, key_heads = batch * q_heads * q_len, batch * kv_heads
     sizes = {
@@ -238,12 +236,8 @@ def lay_out(
         "kv_scales": key_heads * 2 * 4,
         "k_means": key_heads * head_dim * 4,
         "v_means": key_heads * head_dim * 4,
-        "partials": reduction_blocks * (3 * head_dim + 4) * 4,
+        "partials": reduction_blocks * _partial_floats(head_dim) * 4,
     }
-    offsets, end = {}, 0
-    for name, size in sizes.items():
-        offsets[name] = end
-        end += parts(size, _ALIGNMENT) * _ALIGNMENT
     return Layout(
         head_dim=head_dim,
         k_dim=k_dim,
@@ -254,6 +248,10 @@ def lay_out(
         chunks=chunks,
         chunk_tokens=chunk_tokens,
         reduction_blocks=reduction_blocks,
-        bytes=end,
-        **offsets,
+        **place(sizes),
     )
+
+
+def _partial_floats(head_dim: int) -> int:
+    """PARTIAL_FLOATS of fp4_quantise.cuh."""
+    return 3 * head_dim + 4

@@ -1,6 +1,5 @@
 """Q, K and V to INT8: one launch, or two where V is long. What is done to V: int8_values.cuh."""
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -8,14 +7,13 @@ import torch
 from ..jit.loader import launch
 from ..jit.variants import Variant
 from ..reference.smoothing import hadamard
-from .int8_layout import HEAD_DIMS, VECTOR_BYTES, Layout, lay_out
+from . import operands
+from .geometry import HEAD_DIMS
+from .int8_layout import Layout, lay_out
+from .operands import DTYPES, LIVE_KEYS, LOG2_E, TENSOR, aligned, live_view
 
-DTYPES = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32"}  # enum Dtype
-
-_TENSOR, _LIVE_KEYS = "Qqqq", "Qqq"
-_VALUES = f"{_TENSOR}{_LIVE_KEYS}3Q6i"  # struct Values
+_VALUES = f"{TENSOR}{LIVE_KEYS}3Q6i"  # struct Values
 _THREADS = 256
-LOG2_E = math.log2(math.e)
 
 
 def _quantise(head_dim: int, dtype: torch.dtype) -> Variant:
@@ -23,7 +21,7 @@ def _quantise(head_dim: int, dtype: torch.dtype) -> Variant:
         source="sm80_int8_quantise.cu",
         kernel="sm80_int8_quantise",
         template=(head_dim, DTYPES[dtype]),
-        params=f"{_TENSOR * 2}{_VALUES}5Q3if",
+        params=f"{TENSOR * 2}{_VALUES}5Q3if",
         threads=_THREADS,
         min_blocks=2 if head_dim * dtype.itemsize <= 256 else 1,
     )
@@ -124,36 +122,9 @@ def quantise(
 def readable(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Layout]:
-    """q, k, v [B, H, N, D] as the kernels can read them, and their layout.
-
-    They are copied only if their memory forbids vectors: where channels are strided or not a
-    multiple of 8 (then zeros fill them up), or where a token does not start on 16 bytes.
-    """
+    """``operands.readable``, and the layout, which knows most of the answer already."""
     layout = lay_out(q, k, v)
-    if layout.in_vectors and not (q.data_ptr() | k.data_ptr() | v.data_ptr()) % VECTOR_BYTES:
+    if layout.in_vectors and aligned(q, k, v):
         return q, k, v, layout
-    padding = -q.shape[-1] % 8
-    q, k, v = (
-        torch.nn.functional.pad(x, (0, padding)) if padding else _in_order(x) for x in (q, k, v)
-    )
+    q, k, v = operands.readable(q, k, v)
     return q, k, v, lay_out(q, k, v)
-
-
-def _in_order(x: torch.Tensor) -> torch.Tensor:
-    """A copy whose tokens are rows; contiguous() would keep a tensor that only starts unaligned."""
-    return x.clone(memory_format=torch.contiguous_format)
-
-
-def live_view(live: torch.Tensor | None) -> tuple[int, int, int]:
-    """C++'s ``LiveKeys`` of ``live`` [B|1, Hk|1, Nk]; None: all are."""
-    if live is None:
-        return 0, 0, 0
-    strides = (0 if size == 1 else s for size, s in zip(live.shape, live.stride(), strict=True))
-    batch_stride, head_stride, _ = strides
-    return live.data_ptr(), batch_stride, head_stride
-
-
-def view(x: torch.Tensor) -> tuple[int, int, int, int]:
-    """C++'s ``Tensor`` of ``x`` [B, H, N, D]."""
-    batch, head, token, _ = x.stride()
-    return x.data_ptr(), batch, head, token

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..backend import token_major_like
 from ..jit.loader import launch
 from ..jit.variants import Variant
 from .fp4_quantise import (
@@ -21,9 +22,19 @@ from .fp4_quantise import (
     quantise,
     smoothed_away,
 )
-from .int8_layout import padded_head_dim
-from .int8_quantise import readable
-from .sm80_int8 import _CODES, _MASK, _NO_MASK, _live_keys, _mask_view
+from .geometry import padded_head_dim, parts
+from .operands import (
+    CODES,
+    MASK,
+    OUTPUT,
+    find_live_keys,
+    first_channels,
+    in_reach,
+    mask_view,
+    readable,
+    true_lse,
+    view,
+)
 
 NATIVE, EMULATED = "NativeFp4", "EmulatedFp4"  # structs of kernels/cuda/fp4_mma.cuh
 
@@ -76,7 +87,7 @@ def attention_variant(fp4: str, head_dim: int, smooth_q: bool, masked: bool) -> 
         source="sm120_fp4_attention.cu",
         kernel="sm120_fp4_attention",
         template=(fp4, head_dim, tile.warps, tile.stages, smooth_q, masked),
-        params=f"7Q{_MASK}QqqqQ12i",
+        params=f"7Q{MASK}{OUTPUT}Q12i",
         threads=32 * tile.warps,
         shared_bytes=tile.stages * (_stage_bytes(head_dim, smooth_q) + 16),  # 16: two barriers
         **gpus_of(fp4, needed=smooth_q),
@@ -98,7 +109,7 @@ def gpus_of(fp4: str, *, needed: bool) -> dict[str, int]:
 
 def _stage_bytes(head_dim: int, smooth_q: bool) -> int:
     """A tile of K and V, see fp4_layout.cuh, and of what smoothing took from two blocks of Q."""
-    k_dim = -(-head_dim // 64) * 64
+    k_dim = parts(head_dim, 64) * 64
     kv_bytes = TILE_BLOCKS * (k_dim + head_dim) * 36
     return kv_bytes + (Q_BLOCKS * TILE_BLOCKS * DELTA_BYTES if smooth_q else 0)
 
@@ -138,32 +149,23 @@ def attend(
     of queries lose their mean. return_lse: also the logarithm of the sum of each row's
     exponentiated scores, FP32 [B, Hq, Nq].
     """
-    if causal and k.shape[2] > q.shape[2]:  # the keys after these are seen by no query
-        k, v = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]]
-        mask = None if mask is None else mask[..., : q.shape[2]]
-    if mask is not None:
-        mask = mask.float() if mask.dtype == torch.float64 else mask
-        mask = mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    batch, heads, q_len, channels = q.shape
-    q, k, v, _ = readable(q, k, v)
-    live_keys = None if mask is None else _live_keys(mask, causal, q, k)
+    k, v, mask = in_reach(k, v, mask, causal, q)
+    channels = q.shape[3]
+    q, k, v = readable(q, k, v)
+    live_keys = find_live_keys(mask, causal, q, k)
     packed = pack(
         q, k, v, live_keys=live_keys, scale=scale, masked=mask is not None, smooth_q=smooth_q
     )
-    out = torch.empty((batch, q_len, heads, q.shape[3]), dtype=q.dtype, device=q.device)
+    out = token_major_like(q)
     lse = None
     if return_lse:
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     launch_attention(packed, q, k, mask, live_keys, causal, out, lse, fp4=fp4, smooth_q=smooth_q)
-    out = out.transpose(1, 2)
-    if out.shape[3] != channels:
-        out = out.transpose(1, 2)[..., :channels].contiguous().transpose(1, 2)
+    out = first_channels(out, channels)
     if not return_lse:
         return out
-    # Smoothing K took scale * q . mean(K) from every score of a row.
-    k_mean = packed.part("k_means", torch.float32, *k.shape[:2], 1, packed.layout.head_dim)
-    k_mean = k_mean[..., : q.shape[3]].repeat_interleave(heads // k.shape[1], 1)
-    return out, lse + (q.float() * k_mean).sum(-1) * scale
+    key_mean = packed.part("k_means", torch.float32, *k.shape[:2], 1, packed.layout.head_dim)
+    return out, true_lse(lse, q, key_mean[..., : q.shape[3]], scale)
 
 
 def pack(q, k, v, *, live_keys, scale: float, masked: bool, smooth_q: bool) -> Packed:
@@ -195,15 +197,14 @@ def launch_attention(
 ) -> None:
     """Enqueue the attention kernel on quantised operands, piece by piece.
 
-    Writes ``out`` [B, Nq, Hq, D] and, if given, ``lse`` [B, Hq, Nq].
+    Writes ``out`` [B, Hq, Nq, D] and, if given, ``lse`` [B, Hq, Nq].
     """
     layout = packed.layout
     start = packed.buffer.data_ptr()
     batch, q_heads, q_len, channels = q.shape
     row_blocks = layout.q_blocks // Q_BLOCKS
     variant = _ATTENTION[fp4, layout.head_dim, smooth_q, mask is not None]
-    mask_view = _NO_MASK if mask is None else _mask_view(mask)
-    batch_stride, token_stride, head_stride, _ = out.stride()
+    mask_values, out_values = mask_view(mask), view(out)
     bytes_per_row_block = layout.kv_blocks * Q_BLOCKS * DELTA_BYTES if smooth_q else 0
     pieces = list(cut(batch * q_heads, row_blocks, bytes_per_row_block))
     delta, delta_start = None, 0
@@ -228,11 +229,8 @@ def launch_attention(
             start + layout.kv_scales,
             start + layout.v_means,
             delta_start,
-            *mask_view,
-            out.data_ptr(),
-            batch_stride,
-            head_stride,
-            token_stride,
+            *mask_values,
+            *out_values,
             0 if lse is None else lse.data_ptr(),
             q_heads,
             k.shape[1],
@@ -245,7 +243,7 @@ def launch_attention(
             blocks.start,
             len(blocks),
             causal,
-            _CODES[out.dtype],
+            CODES[out.dtype],
         )
 
 

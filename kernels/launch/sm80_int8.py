@@ -9,15 +9,22 @@ from typing import NamedTuple
 
 import torch
 
-from ..backend import Backend, Capability, Dtypes, HeadDimUpTo
+from ..backend import Backend, Capability, token_major_like
 from ..jit.loader import launch
 from ..jit.variants import Variant
-from ..reference.visibility import Visibility, without_expanded_dims
 from .int8_quantise import Packed, quantise, readable
-
-_MASK = "Qqqqqii"
-_NO_MASK = (0,) * 7
-_CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.bool: 3}  # enum Dtype
+from .operands import (
+    CODES,
+    CONSTRAINTS,
+    MASK,
+    OUTPUT,
+    find_live_keys,
+    first_channels,
+    in_one_dtype,
+    in_reach,
+    mask_view,
+    true_lse,
+)
 
 
 class Tile(NamedTuple):
@@ -57,7 +64,7 @@ def attention_variant(head_dim: int, masked: bool, tile: Tile) -> Variant:
         source="sm80_int8_attention.cu",
         kernel="sm80_int8_attention",
         template=(head_dim, tile.keys, tile.warps, masked, tile.min_blocks),
-        params=f"6Q{_MASK}QqqqQ8i",
+        params=f"6Q{MASK}{OUTPUT}Q8i",
         threads=32 * tile.warps,
         min_blocks=tile.min_blocks,
         shared_bytes=2 * 2 * tile.keys * head_dim,  # two stages of a tile of K and one of V
@@ -86,34 +93,19 @@ def attend(
     (True = attend) or additive, [B|1, Hq|1, Nq|1, Nk|1]. return_lse: also the logarithm of the sum
     of each row's exponentiated scores, FP32 [B, Hq, Nq].
     """
-    if causal and k.shape[2] > q.shape[2]:  # the keys after these are seen by no query
-        k, v = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]]
-        mask = None if mask is None else mask[..., : q.shape[2]]
-    if mask is not None:
-        mask = mask.float() if mask.dtype == torch.float64 else mask
-        mask = mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    k, v, mask = in_reach(k, v, mask, causal, q)
     channels = q.shape[3]
     q, k, v, layout = readable(q, k, v)
-    live_keys = None if mask is None else _live_keys(mask, causal, q, k)
+    live_keys = find_live_keys(mask, causal, q, k)
     packed = quantise(q, k, v, layout, live_keys=live_keys, scale=scale)
     # empty_like saves the time that a transposed view takes to make.
-    out = torch.empty_like(q) if layout.token_major else _token_major_like(q)
+    out = torch.empty_like(q) if layout.token_major else token_major_like(q)
     lse = None
     if return_lse:
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     _launch_attention(packed, q, k, mask, causal, out, lse)
-    if out.shape[3] != channels:
-        out = out.transpose(1, 2)[..., :channels].contiguous().transpose(1, 2)
-    if not return_lse:
-        return out
-    # Smoothing took scale * q . mean(K) from every score of a row.
-    key_mean = packed.key_mean(k).repeat_interleave(q.shape[1] // k.shape[1], 1)
-    return out, lse + (q.float() * key_mean).sum(-1) * scale
-
-
-def _token_major_like(q: torch.Tensor) -> torch.Tensor:
-    batch, heads, tokens, channels = q.shape
-    return q.new_empty((batch, tokens, heads, channels)).transpose(1, 2)
+    out = first_channels(out, channels)
+    return (out, true_lse(lse, q, packed.key_mean(k), scale)) if return_lse else out
 
 
 def _launch_attention(
@@ -144,7 +136,7 @@ def _launch_attention(
         start + layout.v_codes,
         start + layout.k_scales,
         start + layout.v_channels,
-        *(_NO_MASK if mask is None else _mask_view(mask)),
+        *mask_view(mask),
         out.data_ptr(),
         *layout.out_view,
         0 if lse is None else lse.data_ptr(),
@@ -155,46 +147,18 @@ def _launch_attention(
         channels,
         layout.blocks,
         causal,
-        _CODES[out.dtype],
+        CODES[out.dtype],
     )
 
 
-def _mask_view(mask: torch.Tensor) -> tuple[int, ...]:
-    """C++'s ``Mask`` of ``mask`` [B, Hq, Nq, Nk], expanded."""
-    strides = mask.stride()
-    in_fours = strides[3] == 1 and all(
-        offset % 4 == 0 for offset in (mask.data_ptr() // mask.itemsize, *strides[:3])
-    )
-    return mask.data_ptr(), *strides, _CODES[mask.dtype], in_fours
-
-
-def _live_keys(mask: torch.Tensor, causal: bool, q, k) -> torch.Tensor | None:
-    """Keys that some query sees, bool [B|1, Hk|1, Nk] with contiguous rows; None if all are.
-
-    The others take no part in means and scales, so that whatever padding holds cannot matter.
-    """
-    mask = without_expanded_dims(mask)
-    mask = mask.unflatten(1, (k.shape[1], -1) if mask.shape[1] > 1 else (1, 1))
-    live = Visibility(mask, causal, q.shape[2], k.shape[2]).live_keys(k.device)
-    live = live[:, :, 0, :, 0]
-    return live if live.stride(-1) == 1 else live.contiguous()
-
-
-def _forward(q, k, v, *, precision: str, mask, scale: float, causal: bool) -> torch.Tensor:
-    if not q.dtype == k.dtype == v.dtype:  # FP32 holds what any of them may, FP16 does not
-        out = attend(q.float(), k.float(), v.float(), mask=mask, scale=scale, causal=causal)
-        return out.to(q.dtype)
-    return attend(q, k, v, mask=mask, scale=scale, causal=causal)
+def _forward(q, k, v, *, precision: str, **options) -> torch.Tensor:
+    return in_one_dtype(attend, q, k, v, **options)
 
 
 SM80_INT8 = Backend(
     name="sm80_int8",
     precisions=("int8",),
     native=True,
-    constraints=(
-        Capability((8, 0), (12, 1)),
-        Dtypes((torch.float16, torch.bfloat16, torch.float32)),
-        HeadDimUpTo(256),
-    ),
+    constraints=(Capability((8, 0), (12, 1)), *CONSTRAINTS),
     forward=_forward,
 )

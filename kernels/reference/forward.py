@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from ..backend import token_major_like
 from .formats import (
     E2M1_MAX,
     E4M3_MAX,
@@ -65,8 +66,7 @@ def forward_in_slices(
     true_lse: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and log-sum-exp [B, Hq, Nq], of the scores of smoothed K unless ``true_lse``."""
-    batch, heads, tokens, channels = q.shape
-    out = q.new_empty((batch, tokens, heads, channels)).transpose(1, 2)
+    out = token_major_like(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     with torch.autocast(q.device.type, enabled=False):
         for part in slices(q, k, scheme.block_q, scheme.block_k):

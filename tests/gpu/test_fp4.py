@@ -12,8 +12,8 @@ from sageattention3.kernels.launch import sm120_fp4
 from sageattention3.kernels.launch.fp4_backends import EMULATED_FP4
 from sageattention3.kernels.launch.fp4_proof import probe_units, prove
 from sageattention3.kernels.launch.fp4_quantise import DELTA_BYTES, smoothed_away
-from sageattention3.kernels.launch.int8_layout import padded_head_dim
-from sageattention3.kernels.launch.int8_quantise import readable
+from sageattention3.kernels.launch.geometry import padded_head_dim
+from sageattention3.kernels.launch.operands import readable
 from sageattention3.kernels.launch.sm120_fp4 import EMULATED, NATIVE, TILES, attend, pack
 from sageattention3.kernels.metrics import compare
 from sageattention3.kernels.reference import (
@@ -55,7 +55,7 @@ def run(q, k, v, **options):
 def packed_operands(q, k, v, *, smooth_q=True, masked=False, live=None, scale=None, causal=False):
     """((scales of Q, codes of K and V), operands for the model), from the quantising kernels."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    q, k, v, _ = readable(q, k, v)
+    q, k, v = readable(q, k, v)
     packed = pack(q, k, v, live_keys=live, scale=scale, masked=masked, smooth_q=smooth_q)
     layout, (b, hq, nq, _), hk = packed.layout, q.shape, k.shape[1]
     codes = packed.part("q_codes", torch.uint8, b, hq, nq, layout.k_dim // 2)

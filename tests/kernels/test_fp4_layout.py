@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from sageattention3.kernels.launch import fp4_quantise, int8_layout, sm120_fp4
+from sageattention3.kernels.launch import fp4_quantise, geometry, sm120_fp4
 from sageattention3.kernels.reference.fp4_layout import (
     BLOCK_KEYS,
     KvCodes,
@@ -115,7 +115,7 @@ def test_eight_neighbouring_rows_of_a_panel_cover_all_banks():
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_the_launcher_lays_out_blocks_of_the_same_size(head_dim, monkeypatch):
-    monkeypatch.setattr(int8_layout, "_multiprocessors", lambda device: 170)
+    monkeypatch.setattr(geometry, "_multiprocessors", lambda device: 170)
     layout = fp4_quantise.lay_out.__wrapped__(2, 6, 3, 100, 333, head_dim, 96, None)
     assert layout.kv_block_bytes == block_bytes(head_dim)
     assert layout.kv_blocks == 6

@@ -25,8 +25,6 @@ template <Dtype DTYPE>
 u32 max_nan_of(u32 a, u32 b);
 template <Dtype DTYPE>
 u32 min_nan_of(u32 a, u32 b);
-template <Dtype DTYPE>
-void mma_16bit(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]);
 inline float exp2_approx(float x) { return exp2f(x); }
 inline float log2_approx(float x) { return log2f(x); }
 inline u32 multiply_f16x2(u32 a, u32 b) {
@@ -79,8 +77,9 @@ inline void ldmatrix_x4(u32 (&r)[4], u32 address) {
 
 // ---------------------------------------------------------------------------------- matrix products
 // FP64 sums, rounded once.
-inline void mma_f16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  const u32 in[10] = {a0,         a1,         a2,         a3,         b0, b1,
+template <Dtype DTYPE>
+void mma_16bit(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  const u32 in[10] = {a[0], a[1], a[2], a[3], b[0], b[1],
                       as_bits(d[0]), as_bits(d[1]), as_bits(d[2]), as_bits(d[3])};
   std::copy(in, in + 10, my_desk().in);
   meet_warp([](Desk(&warp)[32]) {
@@ -88,7 +87,10 @@ inline void mma_f16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b
     for (int lane = 0; lane < 32; ++lane) {
       const int g = lane / 4, t = lane % 4;
       for (int i = 0; i < 2; ++i) {
-        const auto half = [&](int word) { return f16_to_float(warp[lane].in[word] >> (16 * i)); };
+        const auto half = [&](int word) {
+          const u32 bits = warp[lane].in[word] >> (16 * i);
+          return DTYPE == F16 ? f16_to_float(bits) : as_float(bits << 16);
+        };
         a[g][2 * t + i] = half(0), a[g + 8][2 * t + i] = half(1);
         a[g][8 + 2 * t + i] = half(2), a[g + 8][8 + 2 * t + i] = half(3);
         b[2 * t + i][g] = half(4), b[8 + 2 * t + i][g] = half(5);

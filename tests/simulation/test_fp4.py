@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from sageattention3.kernels.launch import fp4_proof, fp4_quantise, int8_layout, sm120_fp4
+from sageattention3.kernels.launch import fp4_proof, fp4_quantise, geometry, sm120_fp4
 from sageattention3.kernels.launch.sm120_fp4 import EMULATED, TILES, attend
 from sageattention3.kernels.metrics import compare
 from sageattention3.kernels.reference import (
@@ -30,7 +30,7 @@ def compiled(tmp_path_factory):
 
 @pytest.fixture
 def simulator(compiled, monkeypatch):
-    monkeypatch.setattr(int8_layout, "_multiprocessors", lambda device: 4)
+    monkeypatch.setattr(geometry, "_multiprocessors", lambda device: 4)
     use(compiled, monkeypatch)
 
 
@@ -167,7 +167,7 @@ def test_nan_reaches_the_output_and_huge_numbers_stay_finite():
         ("fp4_warp.cuh", "out[n][i] *= shrink[i / 2]", "out[n][i] *= shrink[i % 2]"),
         ("fp4_layout.cuh", "8 * j + 2 * t + e", "8 * t + 2 * j + e"),  # rows of K
         ("panels.cuh", "row * 32 + (byte ^ ((row & 4) << 2))", "row * 32 + byte % 16"),
-        ("token_reduction.cuh", "token < end && live", "live"),  # tokens of the next stretch
+        ("live_keys.cuh", "token < end && live", "live"),  # tokens of the next stretch
     ],
 )
 def test_a_fault_in_the_sources_is_noticed(fault, tmp_path, monkeypatch):

@@ -1,0 +1,43 @@
+"""How launchers cut calls up: sizes that depend on shapes alone."""
+
+from functools import lru_cache
+
+import torch
+
+HEAD_DIMS = (64, 96, 128, 256)  # others are padded to the next
+MOST_CHUNKS = 32  # every block of a packing kernel reads what was found in all of them
+SMALLEST_CHUNK = 256  # tokens
+ALIGNMENT = 256  # bytes, of the parts of a buffer
+
+
+def padded_head_dim(channels: int) -> int:
+    return next(d for d in HEAD_DIMS if d >= channels)
+
+
+def parts(whole: int, part: int) -> int:
+    return -(-whole // part)
+
+
+def chunk(reductions: int, tokens: int, device: int) -> tuple[int, int]:
+    """Into how many chunks of how many tokens each of ``reductions`` tensors is cut."""
+    wanted = parts(4 * _multiprocessors(device), reductions)
+    chunks = max(1, min(wanted, MOST_CHUNKS, tokens // SMALLEST_CHUNK))
+    size = parts(tokens, chunks)
+    return parts(tokens, size), size
+
+
+def place(sizes: dict[str, int]) -> dict[str, int]:
+    """Offsets of parts of these ``sizes`` in one buffer, and its size as ``bytes``.
+
+    One buffer, as each allocation costs microseconds.
+    """
+    offsets, end = {}, 0
+    for name, size in sizes.items():
+        offsets[name] = end
+        end += parts(size, ALIGNMENT) * ALIGNMENT
+    return {**offsets, "bytes": end}
+
+
+@lru_cache
+def _multiprocessors(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
