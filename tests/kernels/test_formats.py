@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from sageattention3.kernels.reference import formats
@@ -168,9 +168,14 @@ def test_searching_scales_lowers_the_error_of_gaussian_values():
 
 
 @given(rows_of_blocks)
+@example(np.full((1, 32), 1e-45, np.float32))  # the scale of the matrix itself rounds to zero
+@example(np.full((1, 32), 3e-42, np.float32))  # and here to a neighbour far from it
 def test_block_scales_of_nvfp4_reach_but_never_exceed_the_maximum_of_e4m3(x):
-    blocks = formats.quantise_nvfp4(torch.from_numpy(x))
-    assert blocks.scales.max() == (448 if x.any() else 0)
+    largest = formats.quantise_nvfp4(torch.from_numpy(x)).scales.max()
+    if np.abs(x).max() >= 448 * 6 * np.finfo(np.float32).tiny:
+        assert largest == 448
+    else:
+        assert largest <= 448
 
 
 @pytest.mark.parametrize("magnitude", [0.0, 1e-45, 1e-40, 1e-30, 1e30, 3e38])
