@@ -37,7 +37,7 @@ constexpr float REFERENCE_SLACK = 8.0f;
 // P is 2^(exponent - reference + LOG2_UNIT): as large as FP16 takes, and in BF16 so small that sums
 // of the largest values of V stay finite.
 template <Dtype DTYPE>
-constexpr float LOG2_UNIT = DTYPE == F16 ? 7.0f : -24.0f;
+constexpr float LOG2_UNIT = DTYPE == F16 ? 7.0f : -18.0f;
 // Factors from integer scores to exponents: products with scores and with infinity must exist.
 constexpr float SMALLEST_FACTOR = 1.2e-38f, LARGEST_FACTOR = 1e30f;
 
