@@ -48,7 +48,8 @@ def _loading(op: Op, dtype: str, fetch):
     return run
 
 
-@instruction(r"ld\.global(?:\.nc)?" + _KIND)
+# A generic address is one of global memory: what makes one of shared memory is unknown here.
+@instruction(r"ld(?:\.global(?:\.nc)?)?" + _KIND)
 def _load_global(op, _, dtype):
     address = op.address(op.operands[1], "u64")
     return _loading(op, dtype, lambda m, *shape: m.tensors.load(_lanes(m, address(m)), *shape))
@@ -87,7 +88,7 @@ def _values(op: Op, operand, dtype: str):
     return lambda m: np.stack([_lanes(m, part(m)) for part in parts], 1)
 
 
-@instruction(r"st\.global" + _KIND)
+@instruction(r"st(?:\.global)?" + _KIND)
 def _store_global(op, _, dtype):
     address = op.address(op.operands[0], "u64")
     values = _values(op, op.operands[1], dtype)
@@ -124,9 +125,7 @@ def _load_matrices(op, count, transposed):
     def run(m):
         warps = m.whole_warps()
         rows = np.broadcast_to(address(m), m.shape)[warps, : 8 * count]
-        places = m.shared.place(
-            rows.ravel(), np.repeat(m.block_of_lane[warps, 0], 8 * count), 16
-        )
+        places = m.shared.place(rows.ravel(), np.repeat(m.block_of_lane[warps, 0], 8 * count), 16)
         words = m.shared.load(places, 4, 4).reshape(-1, count, 8, 4)
         if transposed:
             halves = np.ascontiguousarray(words).view("u2").swapaxes(2, 3)
@@ -176,7 +175,9 @@ def _copy_in_bulk(op):
     def run(m):
         operands = (target(m), source(m), size(m), barrier(m))
         for warp, lane in np.argwhere(m.mask):
-            m.copies.begin_bulk(warp, *(int(np.broadcast_to(x, m.shape)[warp, lane]) for x in operands))
+            m.copies.begin_bulk(
+                warp, *(int(np.broadcast_to(x, m.shape)[warp, lane]) for x in operands)
+            )
 
     return run
 

@@ -31,7 +31,9 @@ def _integer(op, name, dtype):
 
 @instruction(r"(and|or|xor)\.pred")
 def _predicates(op, name):
-    return binary(op, "pred", {"and": np.logical_and, "or": np.logical_or, "xor": np.not_equal}[name])
+    return binary(
+        op, "pred", {"and": np.logical_and, "or": np.logical_or, "xor": np.not_equal}[name]
+    )
 
 
 @instruction(r"not\.(pred|b\d+)")
@@ -44,9 +46,12 @@ def _sign(op, name, dtype):
     return unary(op, dtype, np.negative if name == "neg" else np.abs)
 
 
-@instruction(r"(min|max)\.([us]\d+)")
-def _integer_extreme(op, name, dtype):
-    return binary(op, dtype, np.minimum if name == "min" else np.maximum)
+@instruction(r"(min|max)(\.relu)?\.([us]\d+)")
+def _integer_extreme(op, name, relu, dtype):
+    function = np.minimum if name == "min" else np.maximum
+    if relu:
+        return binary(op, dtype, lambda a, b: np.maximum(function(a, b), TYPES[dtype].type(0)))
+    return binary(op, dtype, function)
 
 
 @instruction(r"(mul|mad)\.wide\.([us](?:16|32))")
@@ -60,12 +65,11 @@ def _wide(op, name, dtype):
     return lambda m: put(m, np.multiply(a(m), b(m), dtype=wide) + c(m))
 
 
-@instruction(r"mul\.hi\.([us]32)")
-def _high(op, dtype):
-    wide = TYPES[_WIDE[dtype]]
-    return binary(
-        op, dtype, lambda a, b: (np.multiply(a, b, dtype=wide) >> 32).astype(TYPES[dtype])
-    )
+@instruction(r"mul\.hi\.([us])(16|32)")
+def _high(op, kind, bits):
+    dtype, shift = TYPES[kind + bits], int(bits)
+    wide = TYPES[_WIDE[kind + bits]]
+    return binary(op, dtype, lambda a, b: (np.multiply(a, b, dtype=wide) >> shift).astype(dtype))
 
 
 @instruction(r"mad\.lo\.([us]\d+)")

@@ -26,7 +26,9 @@ class BlockBarriers:
         self._m = machine
         self._meetings: dict[tuple[int, int], _Meeting] = {}
 
-    def arrive(self, number: int, threads: int | None, *, wait=True, combine=None, put=None, value=None):
+    def arrive(
+        self, number: int, threads: int | None, *, wait=True, combine=None, put=None, value=None
+    ):
         m = self._m
         if not 0 <= number < 16 or (threads or 32) % 32:
             raise Fault(f"barrier {number} for {threads} threads: 0 to 15, for whole warps")

@@ -22,6 +22,19 @@ def _integers(op, to, dtype):
     return lambda m: put(m, np.asarray(a(m)).astype(TYPES[to]))
 
 
+@instruction(r"cvt\.pack\.sat\.u8\.s32\.b32")
+def _saturated_bytes(op):
+    """The low half of c above the bytes of a and b."""
+    d, a, b, c = op.operands
+    put, a, b, c = op.write(d, "b32"), op.read(a, "s32"), op.read(b, "s32"), op.read(c, "b32")
+
+    def run(m):
+        high, low = (np.clip(x(m), 0, 255).astype("u4") for x in (a, b))
+        put(m, c(m) << np.uint32(16) | high << np.uint32(8) | low)
+
+    return run
+
+
 @instruction(r"cvt\.rn\.f32\.([us]\d+)")
 def _to_float(op, dtype):
     d, a = op.operands

@@ -65,7 +65,9 @@ class Op:
             return lambda m, value: None
         index, stored = operand.index, _STORED[operand.bytes]
         wide = dtype.itemsize < stored.itemsize
-        extended = np.dtype(f"{dtype.kind}{stored.itemsize}") if wide and dtype.kind in "iu" else stored
+        extended = (
+            np.dtype(f"{dtype.kind}{stored.itemsize}") if wide and dtype.kind in "iu" else stored
+        )
 
         def put(m, value):
             if wide:

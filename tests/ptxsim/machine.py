@@ -79,7 +79,11 @@ class Machine:
         }
         self._first = first
         self.shared = Shared(blocks, code.program.static_shared + shared_bytes)
-        self.copies, self.barriers, self.mbarriers = Copies(self), BlockBarriers(self), Mbarriers(self)
+        self.copies, self.barriers, self.mbarriers = (
+            Copies(self),
+            BlockBarriers(self),
+            Mbarriers(self),
+        )
 
         self.alive = thread < threads
         warps = self.shape[0]

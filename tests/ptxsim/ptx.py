@@ -85,7 +85,7 @@ _PARAMETER = re.compile(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)(?:
 _SHARED = re.compile(
     r"(\.extern\s+)?\.shared\s+(?:\.align\s+(\d+)\s+)?\.[a-z](\d+)\s+([\w$]+)(?:\[(\d*)\])?;"
 )
-_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.MULTILINE)
+_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"(?:[^"]*[/\\])?([^"]*)"', re.MULTILINE)
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)")
 _GUARD = re.compile(r"@(!?)([\w$%]+)\s+")
 
@@ -206,7 +206,9 @@ class _Body:
         if text[0] == "{":
             return Vector(tuple(self._operand(part, line) for part in _split(text[1:-1])))
         if text[0] == "[":
-            base, sign, offset = re.fullmatch(r"\[([^+\s]+?)\s*(?:([+-])\s*(-?\w+))?\]", text).groups()
+            base, sign, offset = re.fullmatch(
+                r"\[([^+\s]+?)\s*(?:([+-])\s*(-?\w+))?\]", text
+            ).groups()
             step = int(offset, 0) if offset else 0
             return Address(self._operand(base, line), -step if sign == "-" else step)
         if "|" in text:
@@ -229,4 +231,6 @@ class _Body:
 
 def _split(text: str) -> list[str]:
     """At commas outside of braces and brackets."""
-    return [part.strip() for part in re.findall(r"(?:\{[^}]*\}|\[[^\]]*\]|[^,])+", text) if part.strip()]
+    return [
+        part.strip() for part in re.findall(r"(?:\{[^}]*\}|\[[^\]]*\]|[^,])+", text) if part.strip()
+    ]

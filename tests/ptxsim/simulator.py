@@ -73,7 +73,13 @@ class Simulator:
 
 
 def run(
-    code: Code, parameters: bytes, *, blocks: int, threads: int, shared_bytes: int = 0, seed: int = 0
+    code: Code,
+    parameters: bytes,
+    *,
+    blocks: int,
+    threads: int,
+    shared_bytes: int = 0,
+    seed: int = 0,
 ) -> None:
     """Run a grid, as many blocks at a time as make good use of array operations."""
     tensors = Tensors()
