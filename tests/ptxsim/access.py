@@ -3,7 +3,7 @@
 import numpy as np
 
 from .decode import TYPES, Op, instruction
-from .ptx import Fault, Immediate, Register, Symbol, Vector
+from .ptx import Immediate, KernelError, Register, Vector
 
 _KIND = r"(?:\.(v2|v4))?\.([busf]\d+)"
 
@@ -29,8 +29,11 @@ def _spread(m, values):
     return result
 
 
-def _place(m, address, size):
-    return m.shared.place(_lanes(m, address), _lanes(m, m.block_of_lane), size)
+def _place(m, address, size, access):
+    """Places in shared memory; ``access`` is how races.py hears of it."""
+    places = m.shared.place(_lanes(m, address), _lanes(m, m.block_of_lane), size)
+    access(_lanes(m, m.warp_of_lane), places, size)
+    return places
 
 
 def _loading(op: Op, dtype: str, fetch):
@@ -60,7 +63,7 @@ def _load_shared(op, _, dtype):
     address = op.address(op.operands[1], "u32")
 
     def fetch(m, size, count):
-        return m.shared.load(_place(m, address(m), size * count), size, count)
+        return m.shared.load(_place(m, address(m), size * count, m.races.read), size, count)
 
     return _loading(op, dtype, fetch)
 
@@ -75,7 +78,7 @@ def _load_parameter(op, _, dtype):
     def fetch(m, size, count):
         places = _lanes(m, place(m)).astype("i8")
         if (places % (size * count)).any() or (places + size * count > len(m.parameters)).any():
-            raise Fault(f"a wrong place in the kernel's parameter: {places[0]}")
+            raise KernelError(f"a wrong place in the kernel's parameter: {places[0]}")
         index = places[:, None] + np.arange(size * count)
         return m.parameters[index].view(f"u{size}")
 
@@ -108,7 +111,7 @@ def _store_shared(op, _, dtype):
     def run(m):
         if m.anyone:
             stored = values(m)
-            m.shared.store(_place(m, address(m), stored[0].nbytes), stored)
+            m.shared.store(_place(m, address(m), stored[0].nbytes, m.races.write), stored)
 
     return run
 
@@ -125,7 +128,9 @@ def _load_matrices(op, count, transposed):
     def run(m):
         warps = m.whole_warps()
         rows = np.broadcast_to(address(m), m.shape)[warps, : 8 * count]
-        places = m.shared.place(rows.ravel(), np.repeat(m.block_of_lane[warps, 0], 8 * count), 16)
+        by = np.repeat(warps, 8 * count)
+        places = m.shared.place(rows.ravel(), m.block_of_warp[by], 16)
+        m.races.read(by, places, 16)
         words = m.shared.load(places, 4, 4).reshape(-1, count, 8, 4)
         if transposed:
             halves = np.ascontiguousarray(words).view("u2").swapaxes(2, 3)
@@ -141,7 +146,7 @@ def _load_matrices(op, count, transposed):
 def _copy(op):
     target, source, size, *read = op.operands
     if read or not isinstance(size, Immediate):
-        raise Fault("copies that ignore part of their source are unknown here")
+        raise KernelError("copies that ignore part of their source are unknown here")
     target, source = op.address(target, "u32"), op.address(source, "u64")
     return lambda m: m.copies.begin(
         np.broadcast_to(target(m), m.shape), np.broadcast_to(source(m), m.shape), size.bits

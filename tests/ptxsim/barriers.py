@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .decode import instruction
-from .ptx import Fault, Immediate
+from .ptx import Immediate, KernelError
 
 _MOST_ARRIVALS = 2**20 - 1
 
 
-# --------------------------------------------------------------------------------- barriers of blocks
+# ------------------------------------------------------------------------------- barriers of blocks
 @dataclass
 class _Meeting:
     threads: int | None = None  # that it is for; None: all of the block that have not exited
@@ -19,6 +19,7 @@ class _Meeting:
     combine: str | None = None
     put: object = None
     trues: int = 0
+    known: np.ndarray | int = 0  # by those who arrived, see races.py
 
 
 class BlockBarriers:
@@ -31,14 +32,15 @@ class BlockBarriers:
     ):
         m = self._m
         if not 0 <= number < 16 or (threads or 32) % 32:
-            raise Fault(f"barrier {number} for {threads} threads: 0 to 15, for whole warps")
+            raise KernelError(f"barrier {number} for {threads} threads: 0 to 15, for whole warps")
         for warp in np.flatnonzero(m.mask.any(1)):
             if (m.mask[warp] != m.alive[warp]).any():
-                raise Fault(f"only part of warp {m.name(warp)} arrives at barrier {number}")
+                raise KernelError(f"only part of warp {m.name(warp)} arrives at barrier {number}")
             key = int(m.block_of_warp[warp]), number
             meeting = self._meetings.setdefault(key, _Meeting(threads, combine=combine, put=put))
             if (meeting.threads, meeting.combine) != (threads, combine):
-                raise Fault(f"barrier {number} is used in two ways at once")
+                raise KernelError(f"barrier {number} is used in two ways at once")
+            meeting.known = np.maximum(meeting.known, m.races.release(warp))
             meeting.arrived += 32 if threads else int(m.alive[warp].sum())
             if value is not None:
                 meeting.trues += int((value[warp] & m.mask[warp]).sum())
@@ -56,11 +58,12 @@ class BlockBarriers:
         m = self._m
         wanted = meeting.threads or int(m.alive[m.block_of_warp == key[0]].sum())
         if meeting.arrived > wanted:
-            raise Fault(f"{meeting.arrived} threads arrive at barrier {key[1]} for {wanted}")
+            raise KernelError(f"{meeting.arrived} threads arrive at barrier {key[1]} for {wanted}")
         if meeting.arrived < wanted or not meeting.arrived:
             return
         del self._meetings[key]
         m.waiting[meeting.warps] = False
+        m.races.acquire(meeting.warps, meeting.known)
         if meeting.combine:
             result = {
                 "popc": np.uint32(meeting.trues),
@@ -75,7 +78,7 @@ class BlockBarriers:
 
 def _number(operand) -> int | None:
     if operand is not None and not isinstance(operand, Immediate):
-        raise Fault("a barrier's number and size must be constants here")
+        raise KernelError("a barrier's number and size must be constants here")
     return None if operand is None else operand.bits
 
 
@@ -95,13 +98,15 @@ def _reduction(op, combine, dtype):
     )
 
 
-# ------------------------------------------------------------------------------------------ mbarriers
+# ---------------------------------------------------------------------------------------- mbarriers
 @dataclass
 class _Phases:
     arrivals: int  # per phase
     missing: int
     bytes: int = 0  # that copies still have to bring; below zero before they are announced
     phase: int = 0
+    arrived: np.ndarray | int = 0  # known by those who arrived, see races.py
+    known: np.ndarray | int = 0  # at the end of the last phase
 
 
 class Mbarriers:
@@ -112,7 +117,7 @@ class Mbarriers:
     def find(self, warp: int, address: int) -> int:
         place = self._place(warp, address)
         if place not in self._phases:
-            raise Fault(f"there is no mbarrier at shared address {address:#x}")
+            raise KernelError(f"there is no mbarrier at shared address {address:#x}")
         return place
 
     def _place(self, warp: int, address: int) -> int:
@@ -122,29 +127,37 @@ class Mbarriers:
     def init(self, warp: int, address: int, arrivals: int) -> None:
         place = self._place(warp, address)
         if place in self._phases or not 1 <= arrivals <= _MOST_ARRIVALS:
-            raise Fault(f"mbarrier for {arrivals} arrivals where one is: {place in self._phases}")
+            raise KernelError(
+                f"mbarrier for {arrivals} arrivals where one is: {place in self._phases}"
+            )
         self._phases[place] = _Phases(arrivals, arrivals)
         self._m.shared.reserve(place)
 
     def arrive(self, warp: int, address: int, arrivals: int = 1, bytes_: int = 0) -> None:
-        self._advance(self.find(warp, address), arrivals, bytes_)
+        place = self.find(warp, address)
+        self._advance(place, arrivals, bytes_, self._m.races.release(warp))
 
-    def complete(self, place: int, bytes_: int) -> None:
-        self._advance(place, 0, -bytes_)
+    def complete(self, place: int, bytes_: int, known: np.ndarray) -> None:
+        self._advance(place, 0, -bytes_, known)
 
-    def _advance(self, place: int, arrivals: int, bytes_: int) -> None:
+    def _advance(self, place: int, arrivals: int, bytes_: int, known: np.ndarray) -> None:
         now = self._phases[place]
+        now.arrived = np.maximum(now.arrived, known)
         now.missing -= arrivals
         now.bytes += bytes_
         if now.missing < 0 or abs(now.bytes) > _MOST_ARRIVALS:
-            raise Fault("more arrivals or bytes than an mbarrier can take")
+            raise KernelError("more arrivals or bytes than an mbarrier can take")
         if now.missing == 0 and now.bytes == 0:
-            now.missing = now.arrivals
+            now.missing, now.known = now.arrivals, now.arrived
             now.phase += 1
             self._m.wake(place // self._m.shared.stride)
 
     def has_ended(self, warp: int, address: int, parity: int) -> bool:
-        return self._phases[self.find(warp, address)].phase % 2 != parity
+        now = self._phases[self.find(warp, address)]
+        if now.phase % 2 == parity:
+            return False
+        self._m.races.acquire(warp, now.known)
+        return True
 
 
 _SHARED = r"(?:\.release|\.acquire)?(?:\.cta)?\.shared(?:::cta)?\.b64"
@@ -207,7 +220,7 @@ def _wait(op):
         ended = np.zeros(m.shape, bool)
         for warp, lane, where, odd in _each(m, address(m), parity(m)):
             if odd > 1:
-                raise Fault(f"parity {odd} of an mbarrier's phase")
+                raise KernelError(f"parity {odd} of an mbarrier's phase")
             ended[warp, lane] = m.mbarriers.has_ended(warp, where, odd)
             if not ended[warp, lane]:
                 m.asleep[warp] = True

@@ -6,8 +6,7 @@ Of a packed result the first operand is the upper part.
 import ml_dtypes
 import numpy as np
 
-from .arithmetic import unary
-from .decode import TYPES, instruction
+from .decode import TYPES, elementwise, instruction
 
 E4M3, E2M1 = ml_dtypes.float8_e4m3fn, ml_dtypes.float4_e2m1fn
 E4M3_VALUES = np.arange(256, dtype="u1").view(E4M3).astype("f4")
@@ -15,57 +14,38 @@ E2M1_VALUES = np.arange(16, dtype="u1").view(E2M1).astype("f4")
 _ROUNDED = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 
 
-@instruction(r"cvt\.([us]\d+)\.([us]\d+)")
-def _integers(op, to, dtype):
-    d, a = op.operands
-    put, a = op.write(d, to), op.read(a, dtype)
-    return lambda m: put(m, np.asarray(a(m)).astype(TYPES[to]))
+@instruction(r"cvt\.([us]\d+)\.([us]\d+)|cvt\.rn\.(f32)\.([us]\d+)|cvt\.(f32)\.(f16|bf16)")
+def _as_they_are(op, *types):
+    to, dtype = (x for x in types if x)
+    return elementwise(op, to, dtype, function=lambda a: a.astype(TYPES[to]))
 
 
 @instruction(r"cvt\.pack\.sat\.u8\.s32\.b32")
 def _saturated_bytes(op):
     """The low half of c above the bytes of a and b."""
-    d, a, b, c = op.operands
-    put, a, b, c = op.write(d, "b32"), op.read(a, "s32"), op.read(b, "s32"), op.read(c, "b32")
 
-    def run(m):
-        high, low = (np.clip(x(m), 0, 255).astype("u4") for x in (a, b))
-        put(m, c(m) << np.uint32(16) | high << np.uint32(8) | low)
+    def packed(a, b, c):
+        high, low = (np.clip(x, 0, 255).astype("u4") for x in (a, b))
+        return c << np.uint32(16) | high << np.uint32(8) | low
 
-    return run
-
-
-@instruction(r"cvt\.rn\.f32\.([us]\d+)")
-def _to_float(op, dtype):
-    d, a = op.operands
-    put, a = op.write(d, "f32"), op.read(a, dtype)
-    return lambda m: put(m, np.asarray(a(m)).astype("f4"))
+    return elementwise(op, "b32", "s32", "s32", "b32", function=packed)
 
 
 @instruction(r"cvt\.(rni|rzi|rmi|rpi)\.f32\.f32")
 def _to_whole(op, rounding):
-    return unary(op, "f32", _ROUNDED[rounding])
+    return elementwise(op, "f32", "f32", function=_ROUNDED[rounding])
 
 
 @instruction(r"cvt\.(rni|rzi|rmi|rpi)\.([us]32)\.f32")
 def _to_integer(op, rounding, to):
     """Beyond the range its end; of NaN zero."""
-    d, a = op.operands
-    put, a = op.write(d, to), op.read(a, "f32")
     ends = np.iinfo(TYPES[to])
 
-    def run(m):
-        whole = _ROUNDED[rounding](a(m).astype("f8"))
-        put(m, np.nan_to_num(np.clip(whole, ends.min, ends.max), nan=0).astype(TYPES[to]))
+    def rounded(a):
+        whole = np.clip(_ROUNDED[rounding](a.astype("f8")), ends.min, ends.max)
+        return np.nan_to_num(whole, nan=0).astype(TYPES[to])
 
-    return run
-
-
-@instruction(r"cvt\.f32\.(f16|bf16)")
-def _from_half(op, dtype):
-    d, a = op.operands
-    put, a = op.write(d, "f32"), op.read(a, dtype)
-    return lambda m: put(m, a(m).astype("f4"))
+    return elementwise(op, to, "f32", function=rounded)
 
 
 def to_half(x, dtype: str):
@@ -76,19 +56,15 @@ def to_half(x, dtype: str):
 
 @instruction(r"cvt\.rn\.(f16|bf16)\.f32")
 def _to_half(op, dtype):
-    d, a = op.operands
-    put, a = op.write(d, "b16"), op.read(a, "f32")
-    return lambda m: put(m, to_half(a(m), dtype))
+    return elementwise(op, "b16", "f32", function=lambda a: to_half(a, dtype))
 
 
 @instruction(r"cvt\.rn\.(f16|bf16)x2\.f32")
 def _to_halves(op, dtype):
-    d, a, b = op.operands
-    put, a, b = op.write(d, "b32"), op.read(a, "f32"), op.read(b, "f32")
-    return lambda m: put(
-        m,
-        to_half(a(m), dtype).astype("u4") << np.uint32(16) | to_half(b(m), dtype),
-    )
+    def packed(a, b):
+        return to_half(a, dtype).astype("u4") << np.uint32(16) | to_half(b, dtype)
+
+    return elementwise(op, "b32", "f32", "f32", function=packed)
 
 
 def to_e4m3(x):
@@ -105,24 +81,22 @@ def to_e2m1(x):
 
 @instruction(r"cvt\.rn\.satfinite\.(e4m3|e2m1)x2\.f32")
 def _to_small(op, dtype):
-    d, a, b = op.operands
     convert, bits = (to_e4m3, 8) if dtype == "e4m3" else (to_e2m1, 4)
-    to = f"b{2 * bits}"
-    put, a, b = op.write(d, to), op.read(a, "f32"), op.read(b, "f32")
-    shift = TYPES[to].type(bits)
-    return lambda m: put(m, convert(a(m)).astype(TYPES[to]) << shift | convert(b(m)))
+    to = TYPES[f"b{2 * bits}"]
+
+    def packed(a, b):
+        return convert(a).astype(to) << to.type(bits) | convert(b)
+
+    return elementwise(op, to, "f32", "f32", function=packed)
 
 
 @instruction(r"cvt\.rn\.f16x2\.(e4m3|e2m1)x2")
 def _from_small(op, dtype):
-    d, a = op.operands
     values, bits = (E4M3_VALUES, 8) if dtype == "e4m3" else (E2M1_VALUES, 4)
-    put, a = op.write(d, "b32"), op.read(a, f"b{2 * bits}")
     halves = to_half(values, "f16").astype("u4")
-    mask = (1 << bits) - 1
+    low = (1 << bits) - 1
 
-    def run(m):
-        codes = a(m)
-        put(m, halves[codes >> codes.dtype.type(bits)] << np.uint32(16) | halves[codes & mask])
+    def unpacked(codes):
+        return halves[codes >> codes.dtype.type(bits)] << np.uint32(16) | halves[codes & low]
 
-    return run
+    return elementwise(op, "b32", f"b{2 * bits}", function=unpacked)

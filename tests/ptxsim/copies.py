@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .ptx import Fault
+from .ptx import KernelError
 
 _ROW = 16  # bytes; a bulk copy is one of several rows
 
@@ -27,6 +27,7 @@ class _ByThreads(_Copy):
 @dataclass
 class _InBulk(_Copy):
     barrier: int
+    known: np.ndarray  # by the warp that began it, see races.py
 
 
 class Copies:
@@ -46,6 +47,7 @@ class Copies:
         places = m.shared.place(targets[active], m.block_of_lane[active], size)
         threads = np.flatnonzero(active)
         values = m.tensors.load(sources[active], 1, size)
+        m.races.write(threads // 32, places, size)
         m.shared.expect(places, size)
         self._pending.append(_ByThreads(places, values, threads, self._groups[threads]))
 
@@ -78,16 +80,20 @@ class Copies:
     def begin_bulk(self, warp: int, target: int, source: int, size: int, barrier: int) -> None:
         m = self._m
         if size % _ROW or source % _ROW or size == 0:
-            raise Fault(f"a bulk copy of {size} bytes from {source:#x}: not in units of {_ROW}")
+            raise KernelError(
+                f"a bulk copy of {size} bytes from {source:#x}: not in units of {_ROW}"
+            )
         targets = target + np.arange(0, size, _ROW)
         blocks = np.full(len(targets), m.block_of_warp[warp])
         places = m.shared.place(targets, blocks, _ROW)
         values = m.tensors.bytes_at(source, size).reshape(-1, _ROW).copy()
+        m.races.write(np.full(len(places), warp), places, _ROW)
         m.shared.expect(places, _ROW)
-        self._pending.append(_InBulk(places, values, m.mbarriers.find(warp, barrier)))
+        found = m.mbarriers.find(warp, barrier)
+        self._pending.append(_InBulk(places, values, found, m.races.clocks[warp].copy()))
 
     def finish_one(self, index: int) -> None:
         copy = self._pending.pop(index)
         self._m.shared.arrive(copy.places, copy.values)
         if isinstance(copy, _InBulk):
-            self._m.mbarriers.complete(copy.barrier, copy.values.size)
+            self._m.mbarriers.complete(copy.barrier, copy.values.size, copy.known)

@@ -6,12 +6,22 @@ they are written. See docs/ptx-interpreter.md on how to add an instruction.
 
 import re
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 
 import ml_dtypes
 import numpy as np
 
-from .ptx import Address, Fault, Immediate, Instruction, Negated, Program, Register, Special, Symbol
+from .ptx import (
+    Address,
+    Immediate,
+    Instruction,
+    KernelError,
+    Negated,
+    Program,
+    Register,
+    Special,
+    Symbol,
+)
 
 TYPES = {
     **{f"{kind}{8 * n}": np.dtype(f"u{n}") for n in (1, 2, 4, 8) for kind in "bu"},
@@ -35,7 +45,7 @@ class Op:
         self.symbols = program.symbols
 
     def read(self, operand, dtype: str | np.dtype) -> Callable:
-        """A function of the machine that gives ``operand`` as ``dtype``, [warps, 32] or a scalar."""
+        """A function of the machine: ``operand`` as ``dtype``, [warps, 32] or a scalar."""
         dtype = TYPES.get(dtype, dtype)
         if isinstance(operand, Register):
             return _register_reader(operand, dtype)
@@ -52,8 +62,8 @@ class Op:
         if isinstance(operand, Symbol) and operand.name in self.symbols:
             operand = Immediate(self.symbols[operand.name])
         if not isinstance(operand, Immediate):
-            raise Fault(f"{operand} cannot be read here")
-        if dtype == bool:
+            raise KernelError(f"{operand} cannot be read here")
+        if dtype.kind == "b":
             return np.bool_(operand.bits)
         bits = operand.bits & ((1 << 8 * dtype.itemsize) - 1)
         return np.array(bits, _STORED[dtype.itemsize]).view(dtype)[()]
@@ -83,10 +93,24 @@ class Op:
         return put
 
     def address(self, operand: Address, dtype: str) -> Callable:
-        base, offset = self.read(operand.base, dtype), TYPES[dtype].type(operand.offset % 2**32)
-        if operand.offset < 0:
-            offset = np.array(operand.offset, "i8").astype(TYPES[dtype])[()]
+        base = self.read(operand.base, dtype)
+        offset = self.constant(Immediate(operand.offset), TYPES[dtype])
         return base if not operand.offset else lambda m: base(m) + offset
+
+
+def elementwise(op: Op, to: str, *sources: str, function) -> Run:
+    """The first operand, of type ``to``, becomes ``function`` of the others, of types ``sources``."""
+    put = op.write(op.operands[0], to)
+    if len(op.operands) != 1 + len(sources):
+        raise KernelError(f"{len(op.operands)} operands, {1 + len(sources)} are understood")
+    reads = [op.read(*pair) for pair in zip(op.operands[1:], sources, strict=True)]
+    if len(reads) == 1:
+        (a,) = reads
+        return lambda m: put(m, function(a(m)))
+    if len(reads) == 2:
+        a, b = reads
+        return lambda m: put(m, function(a(m), b(m)))
+    return lambda m: put(m, function(*[read(m) for read in reads]))
 
 
 def _register_reader(register: Register, dtype: np.dtype) -> Callable:
@@ -96,7 +120,7 @@ def _register_reader(register: Register, dtype: np.dtype) -> Callable:
     if dtype.itemsize == stored.itemsize:
         return lambda m: m.registers[index].view(dtype)
     if dtype.itemsize > stored.itemsize:
-        raise Fault(f"a register of {stored.itemsize} bytes is read as {dtype}")
+        raise KernelError(f"a register of {stored.itemsize} bytes is read as {dtype}")
     narrow = _STORED[dtype.itemsize]
     return lambda m: m.registers[index].astype(narrow).view(dtype)
 
@@ -111,7 +135,7 @@ def instruction(pattern: str):
     return register
 
 
-@lru_cache(maxsize=None)
+@cache
 def _find(opcode: str):
     for pattern, builder in _BUILDERS:
         found = pattern.fullmatch(opcode)
@@ -121,15 +145,15 @@ def _find(opcode: str):
 
 
 def decode(what: Instruction, program: Program) -> Run:
-    """The function that runs ``what`` on a machine. Raises Fault where nobody registered it."""
+    """The function that runs ``what`` on a machine. Raises KernelError where nobody registered it."""
     found = _find(what.opcode)
     if not found:
-        raise Fault(f"{place(what)}: unknown instruction {what.opcode}")
+        raise KernelError(f"{place(what)}: unknown instruction {what.opcode}")
     builder, groups = found
     try:
         run = builder(Op(what, program), *groups)
-    except (Fault, TypeError, ValueError, AttributeError, KeyError) as error:
-        raise Fault(f"{place(what)}: {error}") from error
+    except (KernelError, TypeError, ValueError, AttributeError, KeyError) as error:
+        raise KernelError(f"{place(what)}: {error}") from error
     if what.guard is None or what.opcode.startswith(("bra", "exit", "ret")):
         return run
     guard = Op(what, program).read(what.guard, "pred")

@@ -1,8 +1,8 @@
-"""Basic blocks, and where the lanes that a branch parts meet again: its immediate post-dominator."""
+"""Basic blocks, and where lanes that a branch parts meet again: its immediate post-dominator."""
 
 from dataclasses import dataclass
 
-from .ptx import Fault, Instruction, Program
+from .ptx import Instruction, KernelError, Program
 
 EXIT = 1 << 30  # behind every block
 
@@ -30,7 +30,7 @@ def cut(program: Program) -> list[Block]:
         kind, target = _ending(last), EXIT
         if kind == "bra":
             if last.operands[0].name not in program.labels:
-                raise Fault(f"PTX line {last.line}: no label {last.operands[0].name}")
+                raise KernelError(f"PTX line {last.line}: no label {last.operands[0].name}")
             target = number[program.labels[last.operands[0].name]]
         blocks.append(Block(instructions[start:end], kind, target, number[end]))
     _find_meetings(blocks)
@@ -56,7 +56,7 @@ def _successors(block: Block) -> list[int]:
 def _find_meetings(blocks: list[Block]) -> None:
     # Sets of post-dominators as the bits of integers; those of one block form a chain.
     everything = (1 << len(blocks)) - 1
-    sets = {i: everything for i in range(len(blocks))} | {EXIT: 0}
+    sets = dict.fromkeys(range(len(blocks)), everything) | {EXIT: 0}
     changed = True
     while changed:
         changed = False

@@ -1,7 +1,7 @@
-"""Runs blocks of threads: warps that stand at the same place go on together, in one array operation.
+"""Runs blocks of threads: warps that stand at one place go on together, in one array operation.
 
-A seed decides which warps go on and how far before others do, which side of a parted warp goes first,
-and when asynchronous copies end. Seed 0 keeps warps in step and ends copies as late as it can.
+A seed decides which warps go on and how far before others do, which side of a parted warp goes
+first, and when asynchronous copies end. Seed 0 keeps warps in step and ends copies as late as it can.
 """
 
 import contextlib
@@ -9,13 +9,14 @@ import random
 
 import numpy as np
 
-from . import access, arithmetic, conversions, matrix, warp  # noqa: F401  they register instructions
+from . import access, arithmetic, conversions, matrix, warps  # noqa: F401  they register themselves
 from .barriers import BlockBarriers, Mbarriers
 from .copies import Copies
 from .decode import Op, decode, place
 from .flow import EXIT, Block, cut
 from .memory import Shared, Tensors
-from .ptx import Fault, Program
+from .ptx import KernelError, Program
+from .races import Races
 
 _NOWHERE = -1
 
@@ -31,7 +32,7 @@ class Code:
 
     def _decoded(self, block: Block):
         body = block.instructions[:-1] if block.last in ("bra", "exit") else block.instructions
-        return [(decode(what, self.program), what) for what in body]
+        return [decode(what, self.program) for what in body]
 
     def _guard(self, block: Block):
         last = block.instructions[-1]
@@ -63,6 +64,7 @@ class Machine:
         self.registers = [np.zeros(self.shape, f"u{n}" if n else bool) for n in _kinds(code)]
         self.block_of_warp = np.arange(self.shape[0]) // per_block
         self.block_of_lane = np.broadcast_to(self.block_of_warp[:, None], self.shape)
+        self.warp_of_lane = np.broadcast_to(np.arange(self.shape[0])[:, None], self.shape)
         thread = np.arange(self.shape[0])[:, None] % per_block * 32 + np.arange(32)
         self._specials = {
             "%tid.x": thread,
@@ -79,6 +81,7 @@ class Machine:
         }
         self._first = first
         self.shared = Shared(blocks, code.program.static_shared + shared_bytes)
+        self.races = Races(self.shape[0], per_block, blocks * self.shared.stride // 4)
         self.copies, self.barriers, self.mbarriers = (
             Copies(self),
             BlockBarriers(self),
@@ -99,7 +102,7 @@ class Machine:
     # ------------------------------------------------------------------------ what instructions use
     def special(self, name: str) -> np.ndarray:
         if name not in self._specials:
-            raise Fault(f"unknown register {name}")
+            raise KernelError(f"unknown register {name}")
         return self._specials[name]
 
     def _set_mask(self, mask: np.ndarray) -> None:
@@ -123,7 +126,7 @@ class Machine:
     def whole_warps(self) -> np.ndarray:
         """The active warps, for what all lanes must do together."""
         if not self.whole:
-            raise Fault("only part of a warp runs what all its lanes must run together")
+            raise KernelError("only part of a warp runs what all its lanes must run together")
         return np.flatnonzero(self._full)
 
     def put_warps(self, put, warps: np.ndarray, values: np.ndarray) -> None:
@@ -157,7 +160,7 @@ class Machine:
                 elif len(self.copies):
                     self.copies.finish_one(0)
                 else:
-                    raise Fault(f"the warps wait for each other: {self._places(there)}")
+                    raise KernelError(f"the warps wait for each other: {self._places(there)}")
 
     def _places(self, warps: np.ndarray) -> str:
         seen = {}
@@ -169,13 +172,15 @@ class Machine:
     def _step(self, at: int, chosen: np.ndarray) -> None:
         self._set_mask(self._lanes & chosen[:, None])
         block = self.code.blocks[at]
-        what = block.instructions[0]
+        step = -1
         try:
-            for run, what in self.code.runs[at]:
+            for step, run in enumerate(self.code.runs[at]):  # noqa: B007
                 run(self)
-        except Fault as fault:
+        except KernelError as fault:
             warps = ", ".join(map(self.name, np.flatnonzero(self.mask.any(1))[:4]))
-            raise Fault(f"{place(what)}\n  {fault}\n  warps {warps}, ...") from fault
+            raise KernelError(
+                f"{place(block.instructions[step])}\n  {fault}\n  warps {warps}, ..."
+            ) from fault
         guard = self.code.guards[at]
         if block.last == "exit":
             self._exit(self.mask if guard is None else self.mask & guard(self), chosen, block)

@@ -8,7 +8,7 @@ import numpy as np
 
 from .conversions import E2M1_VALUES, E4M3_VALUES
 from .decode import TYPES, instruction
-from .ptx import Fault, Immediate
+from .ptx import Immediate, KernelError
 
 _GROUP, _THREAD = np.arange(32)[:, None] // 4, np.arange(32)[:, None] % 4
 
@@ -58,7 +58,7 @@ def _multiply(op, a_type, b_type, d_type, bits, scale=None):
     puts = [op.write(part, d_type) for part in d.parts]
     a, b, c = _Fragments(op, a), _Fragments(op, b), _Fragments(op, c, d_type)
     if (len(a.reads), len(b.reads), len(c.reads), len(puts)) != (4, 2, 4, 4):
-        raise Fault("fragments of a wrong size")
+        raise KernelError("fragments of a wrong size")
     order_a, order_b = _layout(bits)
     k = 256 // bits
 
@@ -115,7 +115,7 @@ def _scaled(op):
     def scale(m, warps, x, y):
         words_a, words_b = scales_a(m, warps)[:, lanes_a], scales_b(m, warps)[:, lanes_b]
         if ((words_a | words_b[:, rows % 8]) & np.uint32(0x80808080)).any():
-            raise Fault("a scale has a sign")
+            raise KernelError("a scale has a sign")
         by_row = E4M3_VALUES[np.ascontiguousarray(words_a).view("u1")]  # [n, 16, 4]
         by_column = E4M3_VALUES[np.ascontiguousarray(words_b).view("u1")]  # [n, 8, 4]
         return x * by_row.repeat(16, 2), y * by_column.repeat(16, 2).swapaxes(1, 2)
@@ -126,7 +126,7 @@ def _scaled(op):
 def _selected(selector, choices: int) -> int:
     byte, thread = selector.parts
     if not (isinstance(byte, Immediate) and isinstance(thread, Immediate)):
-        raise Fault("selectors of scales must be constants here")
+        raise KernelError("selectors of scales must be constants here")
     if byte.bits or not 0 <= thread.bits < choices:
-        raise Fault(f"selector {{{byte.bits}, {thread.bits}}} of scales")
+        raise KernelError(f"selector {{{byte.bits}, {thread.bits}}} of scales")
     return thread.bits

@@ -1,7 +1,7 @@
 """Memory: the tensors of this process as global memory, and the shared memory of blocks.
 
-An access is refused where it is not aligned or outside, in shared memory also where nothing has been
-written, a copy is under way, or a barrier lies.
+An access is refused where it is not aligned or outside, in shared memory also where nothing has
+been written, a copy is under way, or a barrier lies.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ from bisect import bisect_right
 import numpy as np
 import torch
 
-from .ptx import Fault
+from .ptx import KernelError
 
 UNWRITTEN, WRITTEN, UNDER_WAY, BARRIER = range(4)
 _WHAT = {
@@ -43,19 +43,17 @@ def _shift(size: int, count: int):
 def _check_alignment(addresses: np.ndarray, bytes_: int) -> None:
     wrong = addresses % addresses.dtype.type(bytes_) != 0
     if wrong.any():
-        raise Fault(f"address {addresses[wrong][0]:#x} is not aligned to {bytes_} bytes")
+        raise KernelError(f"address {addresses[wrong][0]:#x} is not aligned to {bytes_} bytes")
 
 
 class Tensors:
     """Global memory: the storages of all CPU tensors alive when a kernel is launched."""
 
     def __init__(self):
-        found = {}
-        for thing in gc.get_objects():
-            if issubclass(type(thing), torch.Tensor) and thing.device.type == "cpu":
-                storage = thing.untyped_storage()
-                if storage.nbytes():
-                    found[storage.data_ptr()] = storage.nbytes()
+        # A launch gets addresses only, so who owns them is found here. Subclasses own no memory.
+        tensors = [thing for thing in gc.get_objects() if type(thing) is torch.Tensor]
+        storages = [x.untyped_storage() for x in tensors if x.device.type == "cpu"]
+        found = {x.data_ptr(): x.nbytes() for x in storages if x.nbytes()}
         self._starts = sorted(found)
         self._sizes = [found[start] for start in self._starts]
         self._rows: dict[int, _Rows] = {}
@@ -94,7 +92,7 @@ class Tensors:
     def _storage(self, address: int, count: int) -> tuple[_Rows, int]:
         i = bisect_right(self._starts, address) - 1
         if i < 0 or address + count > self._starts[i] + self._sizes[i]:
-            raise Fault(f"{count} bytes at {address:#x} are in no tensor")
+            raise KernelError(f"{count} bytes at {address:#x} are in no tensor")
         start = self._starts[i]
         if start not in self._rows:
             memory = (ctypes.c_uint8 * self._sizes[i]).from_address(start)
@@ -117,7 +115,7 @@ class Shared:
         addresses = addresses.astype("i8")
         outside = addresses + bytes_ > self.size
         if outside.any():
-            raise Fault(
+            raise KernelError(
                 f"{bytes_} bytes at shared address {addresses[outside][0]:#x} lie outside of "
                 f"{self.size} bytes"
             )
@@ -159,7 +157,7 @@ class Shared:
     def _refuse(self, states: np.ndarray, what: str) -> None:
         bad = states.ravel()
         bad = bad[(bad != WRITTEN) & ((what == "read of") | (bad >= UNDER_WAY))]
-        raise Fault(f"{what} {_WHAT[int(bad[0])]}")
+        raise KernelError(f"{what} {_WHAT[int(bad[0])]}")
 
 
 def _everywhere(state: int, size: int):

@@ -1,6 +1,6 @@
 """Reads PTX: one kernel's instructions with their operands, registers, shared memory and labels.
 
-Only what NVRTC writes for kernels/cuda is understood; anything else is a Fault with its line.
+Only what NVRTC writes for kernels/cuda is understood; anything else is a KernelError with its line.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import NamedTuple
 _SIZES = {"8": 1, "16": 2, "32": 4, "64": 8}
 
 
-class Fault(Exception):
+class KernelError(Exception):
     """What a kernel did that PTX does not define, or that the interpreter does not know."""
 
 
@@ -94,7 +94,7 @@ def parse(text: str, entry: str | None = None) -> Program:
     """The kernel named ``entry`` in the PTX ``text``, or its only one."""
     entries = [found for found in _ENTRY.finditer(text) if entry in (None, found[1])]
     if len(entries) != 1:
-        raise Fault(f"{len(entries)} kernels named {entry}, one was wanted")
+        raise KernelError(f"{len(entries)} kernels named {entry}, one was wanted")
     program = Program(entries[0][1])
     _place_parameters(program, entries[0][2])
     _place_shared(program, text)
@@ -147,7 +147,7 @@ class _Body:
             found = _TOKEN.match(self.text, position)
             line = bisect_right(self.starts, position)
             if not found:
-                raise Fault(f"PTX line {line} is not understood")
+                raise KernelError(f"PTX line {line} is not understood")
             position = found.end()
             kind = found.lastgroup
             if kind == "directive":
@@ -181,7 +181,7 @@ class _Body:
         if kind in (".pragma", ".shared"):
             return
         if kind != ".reg":
-            raise Fault(f"PTX line {line}: unknown declaration {statement}")
+            raise KernelError(f"PTX line {line}: unknown declaration {statement}")
         size = 0 if rest[0] == ".pred" else _SIZES[rest[0][2:]]
         for name in (part.strip() for part in rest[1].split(",")):
             found = re.fullmatch(r"(%\w+)<(\d+)>", name)
@@ -226,7 +226,7 @@ class _Body:
             return Immediate(int(text.rstrip("U"), 0))
         if re.fullmatch(r"[\w$]+", text):
             return Symbol(next((x[text] for x in reversed(self.labels) if text in x), text))
-        raise Fault(f"PTX line {line}: operand {text} is not understood")
+        raise KernelError(f"PTX line {line}: operand {text} is not understood")
 
 
 def _split(text: str) -> list[str]:

@@ -7,7 +7,7 @@ from sageattention3.kernels.jit.variants import Variant
 
 from .machine import Code, Machine
 from .memory import Tensors
-from .ptx import Fault, parse
+from .ptx import KernelError, parse
 
 _MOST_WARPS = 128  # that run together; more take longer, but less each
 Edit = tuple[str, str, str]  # file, text, other text
@@ -98,5 +98,5 @@ def run(
         )
         try:
             machine.run()
-        except Fault as fault:
-            raise Fault(f"{code.program.name}: {fault}") from fault
+        except KernelError as fault:
+            raise KernelError(f"{code.program.name}: {fault}") from fault

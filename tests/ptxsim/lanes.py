@@ -3,7 +3,7 @@
 import numpy as np
 
 from .decode import instruction
-from .ptx import Fault, Pair
+from .ptx import KernelError, Pair
 
 _LANES = np.arange(32)
 
@@ -13,9 +13,9 @@ def _members(m, mask) -> None:
     bits = np.broadcast_to(mask, m.shape)[..., None] >> np.arange(32, dtype="u4") & np.uint32(1)
     wanted = bits.astype(bool)
     if (m.mask[:, :, None] & (wanted & ~m.mask[:, None, :])).any():
-        raise Fault("a lane of the member mask is not there")
+        raise KernelError("a lane of the member mask is not there")
     if (m.mask & ~np.diagonal(wanted, axis1=1, axis2=2)).any():
-        raise Fault("a lane calls that is not in its member mask")
+        raise KernelError("a lane calls that is not in its member mask")
 
 
 def _check_members(op, operand):
@@ -53,7 +53,7 @@ def _shuffle(op, mode):
         valid = source >= last if mode == "up" else source <= last
         source = np.where(valid, source, _LANES)
         if not m.whole and (m.mask & ~np.take_along_axis(m.mask, source, 1)).any():
-            raise Fault("a lane reads from one that is not there")
+            raise KernelError("a lane reads from one that is not there")
         put(m, np.take_along_axis(np.broadcast_to(a(m), m.shape), source, 1))
         put_valid(m, valid)
 
