@@ -99,7 +99,7 @@ class Op:
 
 
 def elementwise(op: Op, to: str, *sources: str, function) -> Run:
-    """The first operand, of type ``to``, becomes ``function`` of the others, of types ``sources``."""
+    """The first operand becomes ``function`` of the others; ``to`` and ``sources`` are types."""
     put = op.write(op.operands[0], to)
     if len(op.operands) != 1 + len(sources):
         raise KernelError(f"{len(op.operands)} operands, {1 + len(sources)} are understood")
@@ -145,7 +145,7 @@ def _find(opcode: str):
 
 
 def decode(what: Instruction, program: Program) -> Run:
-    """The function that runs ``what`` on a machine. Raises KernelError where nobody registered it."""
+    """The function that runs ``what`` on a machine; KernelError where nobody registered one."""
     found = _find(what.opcode)
     if not found:
         raise KernelError(f"{place(what)}: unknown instruction {what.opcode}")

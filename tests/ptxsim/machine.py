@@ -1,7 +1,7 @@
 """Runs blocks of threads: warps that stand at one place go on together, in one array operation.
 
 A seed decides which warps go on and how far before others do, which side of a parted warp goes
-first, and when asynchronous copies end. Seed 0 keeps warps in step and ends copies as late as it can.
+first, and when asynchronous copies end. Seed 0 keeps warps in step and ends copies last of all.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import random
 
 import numpy as np
 
-from . import access, arithmetic, conversions, matrix, warps  # noqa: F401  they register themselves
+from . import access, arithmetic, conversions, lanes, matrix  # noqa: F401  they register themselves
 from .barriers import BlockBarriers, Mbarriers
 from .copies import Copies
 from .decode import Op, decode, place
@@ -61,7 +61,9 @@ class Machine:
         self.code, self.tensors = code, tensors
         self.parameters = np.frombuffer(parameters, np.uint8)
         self.shape = (blocks * per_block, 32)
-        self.registers = [np.zeros(self.shape, f"u{n}" if n else bool) for n in _kinds(code)]
+        self.registers = [
+            np.zeros(self.shape, f"u{n}" if n else bool) for n in code.program.register_bytes
+        ]
         self.block_of_warp = np.arange(self.shape[0]) // per_block
         self.block_of_lane = np.broadcast_to(self.block_of_warp[:, None], self.shape)
         self.warp_of_lane = np.broadcast_to(np.arange(self.shape[0])[:, None], self.shape)
@@ -177,10 +179,9 @@ class Machine:
             for step, run in enumerate(self.code.runs[at]):  # noqa: B007
                 run(self)
         except KernelError as fault:
-            warps = ", ".join(map(self.name, np.flatnonzero(self.mask.any(1))[:4]))
-            raise KernelError(
-                f"{place(block.instructions[step])}\n  {fault}\n  warps {warps}, ..."
-            ) from fault
+            who = ", ".join(map(self.name, np.flatnonzero(self.mask.any(1))[:4]))
+            where = place(block.instructions[step])
+            raise KernelError(f"{where}\n  {fault}\n  warps {who}, ...") from fault
         guard = self.code.guards[at]
         if block.last == "exit":
             self._exit(self.mask if guard is None else self.mask & guard(self), chosen, block)
@@ -237,10 +238,6 @@ class Machine:
             else:
                 self._join(one)
         self.barriers.recheck()
-
-
-def _kinds(code: Code) -> list[int]:
-    return code.program.register_bytes
 
 
 class _Scheduler:

@@ -22,7 +22,7 @@ class Races:
         self._read = np.zeros((words, per_block), np.int32)  # by each warp of the block, likewise
 
     def release(self, warp: int) -> np.ndarray:
-        """What ``warp`` knows when it arrives at a barrier; what it does later is not part of it."""
+        """What ``warp`` knows on arrival at a barrier; what it does later is not part of it."""
         known = self.clocks[warp].copy()
         self.clocks[warp, self._in_block[warp]] += 1
         return known
