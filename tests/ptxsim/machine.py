@@ -9,7 +9,7 @@ import random
 
 import numpy as np
 
-from . import access, arithmetic, conversions, lanes, matrix  # noqa: F401  they register themselves
+from . import access, arithmetic, conversions, cross_lane, matrix  # noqa: F401  they register themselves
 from .barriers import BlockBarriers, Mbarriers
 from .copies import Copies
 from .decode import Op, decode, place

@@ -184,7 +184,7 @@ class _Body:
             raise KernelError(f"PTX line {line}: unknown declaration {statement}")
         size = 0 if rest[0] == ".pred" else _SIZES[rest[0][2:]]
         for name in (part.strip() for part in rest[1].split(",")):
-            found = re.fullmatch(r"(%\w+)<(\d+)>", name)
+            found = re.fullmatch(r"(%?\w+)<(\d+)>", name)
             for one in [f"{found[1]}{i}" for i in range(int(found[2]))] if found else [name]:
                 self.scopes[-1][one] = Register(len(self.program.register_bytes), size)
                 self.program.register_bytes.append(size)
