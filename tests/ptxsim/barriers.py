@@ -13,7 +13,7 @@ _MOST_ARRIVALS = 2**20 - 1
 # ------------------------------------------------------------------------------- barriers of blocks
 @dataclass
 class _Meeting:
-    threads: int | None = None  # that it is for; None: all of the block that have not exited
+    threads: int | None = None  # that it is for; None: all of the block
     arrived: int = 0
     warps: list[int] = field(default_factory=list)  # that wait
     combine: str | None = None
@@ -49,17 +49,12 @@ class BlockBarriers:
                 m.waiting[warp] = True
             self._end(key, meeting)
 
-    def recheck(self) -> None:
-        """After threads have exited."""
-        for key, meeting in list(self._meetings.items()):
-            self._end(key, meeting)
-
     def _end(self, key: tuple[int, int], meeting: _Meeting) -> None:
         m = self._m
-        wanted = meeting.threads or int(m.alive[m.block_of_warp == key[0]].sum())
+        wanted = meeting.threads or m.threads
         if meeting.arrived > wanted:
             raise KernelError(f"{meeting.arrived} threads arrive at barrier {key[1]} for {wanted}")
-        if meeting.arrived < wanted or not meeting.arrived:
+        if meeting.arrived < wanted:
             return
         del self._meetings[key]
         m.waiting[meeting.warps] = False

@@ -58,7 +58,7 @@ class Machine:
         seed: int,
     ):
         per_block = -(-threads // 32)
-        self.code, self.tensors = code, tensors
+        self.code, self.tensors, self.threads = code, tensors, threads
         self.parameters = np.frombuffer(parameters, np.uint8)
         self.shape = (blocks * per_block, 32)
         self.registers = [
@@ -237,7 +237,6 @@ class Machine:
                 self._at[one] = EXIT
             else:
                 self._join(one)
-        self.barriers.recheck()
 
 
 class _Scheduler:

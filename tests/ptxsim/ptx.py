@@ -73,7 +73,7 @@ class Program:
 
 _BLANKS = re.compile(r"(?:\s|//[^\n]*)+")
 _TOKEN = re.compile(
-    r"""(?P<directive>\.(?:loc|file)[^\n]*)
+    r"""(?P<directive>\.(?:loc|file)\s[^\n]*)
       | (?P<open>\{)
       | (?P<close>\})
       | (?P<label>[\w$]+):(?!:)

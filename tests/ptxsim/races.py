@@ -48,6 +48,9 @@ class Races:
             mine = self._in_block[warps]
             self._writer[words] = mine[:, None]
             self._written[words] = self.clocks[warps, mine][:, None]
+            lost = self._writer[words] != mine[:, None]  # two warps in this very step
+            if lost.any():
+                self._refuse(warps, lost.any(1), self._writer[words][lost][0], "written")
 
     @staticmethod
     def _words(places: np.ndarray, bytes_: int) -> np.ndarray | None:

@@ -283,7 +283,7 @@ def test_ldmatrix(transposed):
 
 # ----------------------------------------------------------------------------- products of matrices
 def fragments(matrix, bits, place):
-    """Words [32, registers] of codes ``matrix``; ``place(lane, i)`` is where element i comes from."""
+    """Words [32, registers] of codes; ``place(lane, i)`` is where in ``matrix`` element i is."""
     count = matrix.size // 32
     codes = np.array([[int(matrix[place(lane, i)]) for i in range(count)] for lane in range(32)])
     per_word = 32 // bits
