@@ -144,13 +144,17 @@ def _load_matrices(op, count, transposed):
 # ----------------------------------------------------------------------------- asynchronous copies
 @instruction(r"cp\.async\.c[ag]\.shared(?:::cta)?\.global(?:\.L2::\d+B)?")
 def _copy(op):
-    target, source, size, *read = op.operands
-    if read or not isinstance(size, Immediate):
-        raise KernelError("copies that ignore part of their source are unknown here")
+    target, source, size, *part = op.operands
+    if not isinstance(size, Immediate):
+        raise KernelError("the size of a copy must be a constant here")
     target, source = op.address(target, "u32"), op.address(source, "u64")
-    return lambda m: m.copies.begin(
-        np.broadcast_to(target(m), m.shape), np.broadcast_to(source(m), m.shape), size.bits
-    )
+    part = op.read(part[0] if part else size, "u32")
+
+    def run(m):
+        operands = (np.broadcast_to(x(m), m.shape) for x in (target, source, part))
+        m.copies.begin(*operands, size.bits)
+
+    return run
 
 
 @instruction(r"cp\.async\.commit_group")

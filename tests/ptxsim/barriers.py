@@ -79,8 +79,16 @@ def _number(operand) -> int | None:
 
 @instruction(r"(?:bar|barrier)(?:\.cta)?\.(sync|arrive)(?:\.aligned)?")
 def _barrier(op, kind):
-    number, threads = (*map(_number, op.operands), None)[:2]
-    return lambda m: m.barriers.arrive(number, threads, wait=kind == "sync")
+    number, *threads = op.operands
+    number, threads = op.read(number, "u32"), _number(threads[0] if threads else None)
+
+    def run(m):
+        numbers = np.broadcast_to(number(m), m.shape)
+        for one in np.unique(numbers[m.mask]):
+            with m.only(numbers == one):
+                m.barriers.arrive(int(one), threads, wait=kind == "sync")
+
+    return run
 
 
 @instruction(r"(?:bar|barrier)(?:\.cta)?\.red\.(popc|and|or)(?:\.aligned)?\.(u32|pred)")

@@ -39,14 +39,21 @@ class Copies:
     def __len__(self) -> int:
         return len(self._pending)
 
-    def begin(self, targets: np.ndarray, sources: np.ndarray, size: int) -> None:
-        """By each active thread one copy of ``size`` bytes, for [warps, 32] of addresses."""
+    def begin(self, targets: np.ndarray, sources: np.ndarray, parts: np.ndarray, size: int) -> None:
+        """By each active thread one copy of ``size`` bytes, for [warps, 32] of addresses.
+
+        parts: how many bytes are read, all or none; zeros stand for the rest.
+        """
         m, active = self._m, self._m.mask
         if not active.any():
             return
         places = m.shared.place(targets[active], m.block_of_lane[active], size)
         threads = np.flatnonzero(active)
-        values = m.tensors.load(sources[active], 1, size)
+        read = parts[active]
+        if ((read != 0) & (read != size)).any():
+            raise KernelError("a copy reads a part of its bytes")
+        values = np.zeros((len(threads), size), "u1")
+        values[read > 0] = m.tensors.load(sources[active][read > 0], 1, size)
         m.races.write(threads // 32, places, size)
         m.shared.expect(places, size)
         self._pending.append(_ByThreads(places, values, threads, self._groups[threads]))

@@ -17,6 +17,7 @@ from .flow import EXIT, Block, cut
 from .memory import Shared, Tensors
 from .ptx import KernelError, Program
 from .races import Races
+from .wgmma import Products
 
 _NOWHERE = -1
 
@@ -89,6 +90,7 @@ class Machine:
             BlockBarriers(self),
             Mbarriers(self),
         )
+        self.products = Products(self)
 
         self.alive = thread < threads
         warps = self.shape[0]
