@@ -64,13 +64,13 @@ class HeadDimIn:
 
 @dataclass(frozen=True)
 class Unmasked:
-    """Every query sees every key."""
+    """No mask; the call may be causal."""
 
     def admits(self, request: Request) -> bool:
-        return request.mask == "none" and not request.causal
+        return request.mask == "none"
 
     def describe(self) -> str:
-        return "a call without mask and causal flag"
+        return "a call without a mask"
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ struct Params {
   float* lse;  // [B, Hq, Nq] of the scores of smoothed K, natural logarithm; may be null
   int q_heads, kv_heads, q_len, kv_len, head_dim;
   int blocks;  // of K per (batch, key head)
+  int causal;
 };
 
 constexpr int GROUP = 128;      // threads of a warpgroup
@@ -164,7 +165,9 @@ struct Consumer {
   float sum[2] = {0.0f, 0.0f};  // this thread's part of its rows' sums of P
   float reference[2] = {-FLOAT_MAX, -FLOAT_MAX};
   const float* k_scales;  // of this lane's keys
-  int first_row, last_tile, last_keys;  // keys of the last tile
+  int first_row, last_tile;
+  int whole_tiles;  // that all rows of the warpgroup see whole
+  int last_key[2];  // that a row sees
   Scores s;
   float shrink[2];  // what the references' last move does to `out`
   bool moved;
@@ -181,7 +184,8 @@ struct Consumer {
   __device__ __forceinline__ void start(const Params& p, int row_block, s64 head_row, s64 kv_head,
                                         int tiles) {
     first_row = row_block * ROWS + group() * GROUP_ROWS;
-    last_tile = tiles - 1, last_keys = p.kv_len - last_tile * KEYS;
+    last_tile = tiles - 1;
+    whole_tiles = (p.causal ? min(p.kv_len, first_row + 1) : p.kv_len) / KEYS;
     k_scales = p.k_scales + kv_head * p.blocks * SCALES_PER_BLOCK + t();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -193,6 +197,7 @@ struct Consumer {
         q[step][r + 2] = words[8 * step + 4 + t()];
       }
       q_scale[r] = p.q_scales[source];
+      last_key[r] = p.causal ? min(row(r), p.kv_len - 1) : p.kv_len - 1;
     }
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; ++i) out[i] = 0.0f;
@@ -241,7 +246,7 @@ struct Consumer {
         s[block][i] = as_bits(as_float(s[block][i] + MAGIC_BITS) - MAGIC);
       }
     }
-    if (tile == last_tile && last_keys < KEYS) hide_absent_keys();
+    if (tile >= whole_tiles) hide_keys(tile * KEYS);
     float factor[2][BLOCKS];
     moved = false;
 #pragma unroll
@@ -288,13 +293,13 @@ struct Consumer {
     for (int block = 0; block < BLOCKS; ++block) pin(s[block]);
   }
 
-  __device__ __forceinline__ void hide_absent_keys() {
+  __device__ __forceinline__ void hide_keys(int first_key) {
 #pragma unroll
     for (int block = 0; block < BLOCKS; ++block) {
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
-        const int key = block * BLOCK_KEYS + i / 8 * 16 + 4 * t() + i / 4 % 2 * 2 + i % 2;
-        if (key >= last_keys) s[block][i] = NEGATIVE_INFINITY_BITS;
+        const int in_tile = block * BLOCK_KEYS + i / 8 * 16 + 4 * t() + i / 4 % 2 * 2 + i % 2;
+        if (first_key + in_tile > last_key[i / 2 % 2]) s[block][i] = NEGATIVE_INFINITY_BITS;
       }
     }
   }
@@ -387,10 +392,13 @@ sm90_int8_attention(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) u8 shared[];
   const Ring<HEAD_DIM, KEYS, STAGES> ring{shared_address_of(shared)};
   const int row_blocks = (p.q_len + ROWS - 1) / ROWS;
-  const int row_block = blockIdx.x % row_blocks, batch_head = blockIdx.x / row_blocks;
+  const int batch_head = blockIdx.x / row_blocks;
+  int row_block = blockIdx.x % row_blocks;
+  if (p.causal) row_block = row_blocks - 1 - row_block;  // the longest first
   const int head = batch_head % p.q_heads, batch = batch_head / p.q_heads;
   const int kv_head = head / (p.q_heads / p.kv_heads);
-  const int tiles = (p.kv_len + KEYS - 1) / KEYS;
+  const int keys = p.causal ? min(p.kv_len, (row_block + 1) * ROWS) : p.kv_len;
+  const int tiles = (keys + KEYS - 1) / KEYS;
   if (threadIdx.x == 0) ring.start();
   __syncthreads();
   if (threadIdx.x < GROUP) {

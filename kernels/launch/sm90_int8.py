@@ -14,7 +14,7 @@ from ..jit.loader import launch
 from ..jit.variants import Variant
 from .geometry import parts
 from .int8_quantise import quantise, readable
-from .operands import DTYPES, OUTPUT, TENSOR, first_channels, true_lse, view
+from .operands import DTYPES, OUTPUT, TENSOR, first_channels, in_reach, true_lse, view
 
 ROWS = 128  # of Q per block of threads
 
@@ -44,7 +44,7 @@ def attention_variant(head_dim: int, dtype: torch.dtype, tile: Tile) -> Variant:
         source="sm90_int8_attention.cu",
         kernel="sm90_int8_attention",
         template=(head_dim, tile.keys, DTYPES[dtype], tile.stages, tile.takes_turns),
-        params=f"4Q{TENSOR}{OUTPUT}Q6i",
+        params=f"4Q{TENSOR}{OUTPUT}Q7i",
         threads=384,
         shared_bytes=tile.bytes(head_dim),
         first_sm=90,
@@ -66,14 +66,15 @@ def attend(
     v: torch.Tensor,
     *,
     scale: float,
+    causal: bool,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """``softmax(scale Q K^T) V`` with Q and K in INT8: [B, Hq, Nq, D], token-major in memory.
 
-    q: [B, Hq, Nq, D]; k, v: [B, Hk, Nk, D], all fp16 or all bf16, D up to 64 or 97 to 128. No mask,
-    not causal. return_lse: also the logarithm of the sum of each row's exponentiated scores, FP32
-    [B, Hq, Nq].
+    q: [B, Hq, Nq, D]; k, v: [B, Hk, Nk, D], all fp16 or all bf16, D up to 64 or 97 to 128.
+    return_lse: also the logarithm of the sum of each row's exponentiated scores, FP32 [B, Hq, Nq].
     """
+    k, v, _ = in_reach(k, v, None, causal, q)
     channels = q.shape[3]
     q, k, v, layout = readable(q, k, v, codes_of_v=False)
     packed = quantise(q, k, v, layout, live_keys=None, scale=scale)
@@ -96,13 +97,14 @@ def attend(
         *layout.out_view,
         0 if lse is None else lse.data_ptr(),
         *layout.attention_sizes,
+        causal,
     )
     out = first_channels(out, channels)
     return (out, true_lse(lse, q, packed.key_mean(k), scale)) if return_lse else out
 
 
 def _forward(q, k, v, *, precision: str, mask, scale: float, causal: bool) -> torch.Tensor:
-    return attend(q, k, v, scale=scale)  # the constraints leave no mask and no causal call
+    return attend(q, k, v, scale=scale, causal=causal)
 
 
 SM90_INT8 = Backend(

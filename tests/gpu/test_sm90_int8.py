@@ -43,6 +43,14 @@ def test_any_lengths(nq, nk, d):
     check(*tensors(nq=nq, nk=nk, d=d))
 
 
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize(
+    ("nq", "nk"), [(512, 512), (300, 700), (700, 300), (1, 40), (129, 129), (2049, 2049)]
+)
+def test_causal(d, nq, nk):
+    check(*tensors(nq=nq, nk=nk, d=d), causal=True)
+
+
 @pytest.mark.parametrize(("hq", "hk"), [(8, 1), (8, 2), (6, 3), (5, 5)])
 def test_queries_share_key_heads(hq, hk):
     check(*tensors(b=2, hq=hq, hk=hk, nq=200, nk=300))
@@ -77,20 +85,22 @@ def test_any_scale(scale, dtype):
 def test_lse_is_that_of_the_scores(d):
     q, k, v = tensors(b=2, hq=4, hk=2, nq=200, nk=333, d=d)
     k = biased(k, 1)
-    _, lse = attend(q, k, v, scale=0.1, return_lse=True)
+    _, lse = attend(q, k, v, scale=0.1, causal=False, return_lse=True)
     right = (q.double() @ k.double().repeat_interleave(2, 1).mT * 0.1).logsumexp(-1)
     assert (lse.double() - right).abs().max() < 0.2
 
 
 def test_the_same_call_gives_the_same_bits_every_time():
     given = tensors(hq=24, nq=4096)
-    expected = attend(*given, scale=0.1)
+    expected = attend(*given, scale=0.1, causal=False)
     for _ in range(50):
-        assert torch.equal(attend(*given, scale=0.1), expected)
+        assert torch.equal(attend(*given, scale=0.1, causal=False), expected)
 
 
 def test_it_is_chosen_where_it_fits():
     q, k, v = tensors()
     assert explain(q, k, v, precision="int8").backend == "sm90_int8"
-    assert explain(q, k, v, precision="int8", causal=True).backend == "sm80_int8"
+    assert explain(q, k, v, precision="int8", causal=True).backend == "sm90_int8"
+    mask = torch.ones(1, 1, 1, k.shape[2], dtype=torch.bool, device="cuda")
+    assert explain(q, k, v, precision="int8", mask=mask).backend == "sm80_int8"
     assert explain(*tensors(d=96), precision="int8").backend == "sm80_int8"
