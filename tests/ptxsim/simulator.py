@@ -10,6 +10,7 @@ from .memory import Tensors
 from .ptx import KernelError, parse
 
 _MOST_WARPS = 128  # that run together; more take longer, but less each
+_MOST_KERNELS = 16  # kept decoded
 Edit = tuple[str, str, str]  # file, text, other text
 
 
@@ -60,10 +61,14 @@ class Simulator:
         self._code: dict[Variant, Code] = {}
 
     def launch(self, variant: Variant, device, blocks: int, *values) -> None:
-        if variant not in self._code:
-            self._code[variant] = Code(parse(*make_ptx(variant, self.sm, self.edit)))
+        code = self._code.pop(variant, None)
+        if code is None:
+            code = Code(parse(*make_ptx(variant, self.sm, self.edit)))
+        self._code[variant] = code  # as the newest
+        if len(self._code) > _MOST_KERNELS:
+            del self._code[next(iter(self._code))]
         run(
-            self._code[variant],
+            code,
             variant.packer.pack(*values),
             blocks=blocks,
             threads=variant.threads,
