@@ -52,7 +52,7 @@ _DEPTH = 3  # of containers in containers
 
 
 def _held_by(frame: FrameType) -> list[torch.Tensor]:
-    """Tensors in local variables of the functions of ours that called one another, up to ``frame``."""
+    """Tensors in local variables of the functions of ours that led to ``frame``."""
     found, things = [], []
     while frame and frame.f_globals.get("__name__", "").split(".")[0] in _OURS:
         things.extend(frame.f_locals.values())

@@ -40,7 +40,7 @@ def make_ptx(variant: Variant, sm: int, edit: Edit | None = None) -> tuple[str, 
         raise jit.CompileError(log.decode(errors="replace"))
     name = jit._checked(nvrtc.nvrtcGetLoweredName(program, job.expression.encode())).decode()
     ptx = jit._fetch(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program).decode().strip("\0")
-    return (_edited(ptx, edit) if edit and edit[0] == "ptx" else ptx), name
+    return (ptx.replace(*edit[1:]) if edit and edit[0] == "ptx" else ptx), name
 
 
 def _edited(text: str, edit: Edit) -> str:
