@@ -59,6 +59,18 @@ def _high(op, kind, bits):
     return elementwise(op, dtype, dtype, dtype, function=high)
 
 
+@instruction(r"mul\.hi\.u64")
+def _highest(op):
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+    def high(a, b):
+        a, a_low, b, b_low = a >> half, a & low, b >> half, b & low
+        middle = a * b_low + (a_low * b_low >> half)
+        return a * b + (middle >> half) + (a_low * b + (middle & low) >> half)
+
+    return elementwise(op, "u64", "u64", "u64", function=high)
+
+
 @instruction(r"mad\.(lo|wide)\.([us]\d+)")
 def _mad(op, part, dtype):
     to = _WIDE[dtype] if part == "wide" else dtype

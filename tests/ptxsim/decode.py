@@ -144,12 +144,14 @@ def _find(opcode: str):
     return None
 
 
-def decode(what: Instruction, program: Program) -> Run:
-    """The function that runs ``what`` on a machine; KernelError where nobody registered one."""
-    found = _find(what.opcode)
-    if not found:
+def check_known(what: Instruction) -> None:
+    if not _find(what.opcode):
         raise KernelError(f"{place(what)}: unknown instruction {what.opcode}")
-    builder, groups = found
+
+
+def decode(what: Instruction, program: Program) -> Run:
+    """The function that runs ``what``, which is known, on a machine."""
+    builder, groups = _find(what.opcode)
     try:
         run = builder(Op(what, program), *groups)
     except (KernelError, TypeError, ValueError, AttributeError, KeyError) as error:

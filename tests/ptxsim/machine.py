@@ -12,10 +12,10 @@ import numpy as np
 from . import access, arithmetic, conversions, cross_lane, matrix  # noqa: F401  they register themselves
 from .barriers import BlockBarriers, Mbarriers
 from .copies import Copies
-from .decode import Op, decode, place
+from .decode import Op, check_known, decode, place
 from .flow import EXIT, Block, cut
 from .memory import Shared, Tensors
-from .ptx import KernelError, Program
+from .ptx import Instruction, KernelError, Program
 from .races import Races
 from .wgmma import Products
 
@@ -23,23 +23,31 @@ _NOWHERE = -1
 
 
 class Code:
-    """A program, decoded once for all launches."""
+    """A program for all of its launches; blocks are decoded when one gets there."""
 
     def __init__(self, program: Program):
         self.program = program
         self.blocks = cut(program)
-        self.runs = [self._decoded(block) for block in self.blocks]
-        self.guards = [self._guard(block) for block in self.blocks]
+        self._decoded: dict[int, tuple] = {}
+        for block in self.blocks:
+            for what in _body(block):
+                check_known(what)
 
-    def _decoded(self, block: Block):
-        body = block.instructions[:-1] if block.last in ("bra", "exit") else block.instructions
-        return [decode(what, self.program) for what in body]
+    def decoded(self, at: int) -> tuple:
+        """The functions of a block's instructions, and the guard of the branch that ends it."""
+        if at not in self._decoded:
+            block, guard = self.blocks[at], None
+            last = block.instructions[-1]
+            if block.last and last.guard is not None:
+                guard = Op(last, self.program).read(last.guard, "pred")
+            runs = [decode(what, self.program) for what in _body(block)]
+            self._decoded[at] = runs, guard
+        return self._decoded[at]
 
-    def _guard(self, block: Block):
-        last = block.instructions[-1]
-        if last.guard is None or block.last == "":
-            return None
-        return Op(last, self.program).read(last.guard, "pred")
+
+def _body(block: Block) -> list[Instruction]:
+    branches = block.last in ("bra", "exit")
+    return block.instructions[:-1] if branches else block.instructions
 
 
 class Machine:
@@ -175,16 +183,15 @@ class Machine:
 
     def _step(self, at: int, chosen: np.ndarray) -> None:
         self._set_mask(self._lanes & chosen[:, None])
-        block = self.code.blocks[at]
+        block, (runs, guard) = self.code.blocks[at], self.code.decoded(at)
         step = -1
         try:
-            for step, run in enumerate(self.code.runs[at]):  # noqa: B007
+            for step, run in enumerate(runs):  # noqa: B007
                 run(self)
         except KernelError as fault:
             who = ", ".join(map(self.name, np.flatnonzero(self.mask.any(1))[:4]))
             where = place(block.instructions[step])
             raise KernelError(f"{where}\n  {fault}\n  warps {who}, ...") from fault
-        guard = self.code.guards[at]
         if block.last == "exit":
             self._exit(self.mask if guard is None else self.mask & guard(self), chosen, block)
         elif block.last == "bra" and guard is not None:

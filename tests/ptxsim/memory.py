@@ -5,8 +5,9 @@ been written, a copy is under way, or a barrier lies.
 """
 
 import ctypes
-import gc
+import sys
 from bisect import bisect_right
+from types import FrameType
 
 import numpy as np
 import torch
@@ -46,13 +47,39 @@ def _check_alignment(addresses: np.ndarray, bytes_: int) -> None:
         raise KernelError(f"address {addresses[wrong][0]:#x} is not aligned to {bytes_} bytes")
 
 
+_OURS = {"sageattention3", __name__.split(".")[0]}  # packages
+_DEPTH = 3  # of containers in containers
+
+
+def _held_by(frame: FrameType) -> list[torch.Tensor]:
+    """Tensors in local variables of the functions of ours that led to ``frame``."""
+    found, things = [], []
+    while frame and frame.f_globals.get("__name__", "").split(".")[0] in _OURS:
+        things.extend(frame.f_locals.values())
+        frame = frame.f_back
+    for _ in range(_DEPTH):
+        found += [x for x in things if isinstance(x, torch.Tensor)]
+        inner = []
+        for x in things:
+            if isinstance(x, (tuple, list)):
+                inner.extend(x)
+            elif isinstance(x, dict):
+                inner.extend(x.values())
+            elif type(x).__module__.split(".")[0] in _OURS and hasattr(x, "__dict__"):
+                inner.extend(vars(x).values())
+        things = inner
+    return found
+
+
 class Tensors:
-    """Global memory: the storages of all CPU tensors alive when a kernel is launched."""
+    """Global memory: the storages of the CPU tensors that those who launch a kernel hold.
+
+    A launch gets addresses only, so their owners are looked for in the functions that led to it.
+    """
 
     def __init__(self):
-        # A launch gets addresses only, so who owns them is found here. Subclasses own no memory.
-        tensors = [thing for thing in gc.get_objects() if type(thing) is torch.Tensor]
-        storages = [x.untyped_storage() for x in tensors if x.device.type == "cpu"]
+        tensors = [x for x in _held_by(sys._getframe(1)) if x.device.type == "cpu"]
+        storages = [x.untyped_storage() for x in tensors]
         found = {x.data_ptr(): x.nbytes() for x in storages if x.nbytes()}
         self._starts = sorted(found)
         self._sizes = [found[start] for start in self._starts]

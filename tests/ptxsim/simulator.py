@@ -10,6 +10,7 @@ from .memory import Tensors
 from .ptx import KernelError, parse
 
 _MOST_WARPS = 128  # that run together; more take longer, but less each
+_MOST_KERNELS = 16  # kept decoded
 Edit = tuple[str, str, str]  # file, text, other text
 
 
@@ -39,7 +40,7 @@ def make_ptx(variant: Variant, sm: int, edit: Edit | None = None) -> tuple[str, 
         raise jit.CompileError(log.decode(errors="replace"))
     name = jit._checked(nvrtc.nvrtcGetLoweredName(program, job.expression.encode())).decode()
     ptx = jit._fetch(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program).decode().strip("\0")
-    return (_edited(ptx, edit) if edit and edit[0] == "ptx" else ptx), name
+    return (ptx.replace(*edit[1:]) if edit and edit[0] == "ptx" else ptx), name
 
 
 def _edited(text: str, edit: Edit) -> str:
@@ -60,10 +61,14 @@ class Simulator:
         self._code: dict[Variant, Code] = {}
 
     def launch(self, variant: Variant, device, blocks: int, *values) -> None:
-        if variant not in self._code:
-            self._code[variant] = Code(parse(*make_ptx(variant, self.sm, self.edit)))
+        code = self._code.pop(variant, None)
+        if code is None:
+            code = Code(parse(*make_ptx(variant, self.sm, self.edit)))
+        self._code[variant] = code  # as the newest
+        if len(self._code) > _MOST_KERNELS:
+            del self._code[next(iter(self._code))]
         run(
-            self._code[variant],
+            code,
             variant.packer.pack(*values),
             blocks=blocks,
             threads=variant.threads,

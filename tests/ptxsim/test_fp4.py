@@ -1,6 +1,6 @@
 """FP4 kernels with their native instructions, interpreted, against their model and exact attention.
 
-The bars are those of tests/gpu/test_fp4.py, where the emulated product stands in for the native one.
+The bars are those of tests/gpu/test_fp4.py, where emulated products stand in for native ones.
 """
 
 import pytest
@@ -144,17 +144,17 @@ def test_query_heads_share_key_heads(simulator):
 @pytest.mark.parametrize("kind", ["bool", "additive"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_masks(simulator, kind, causal):
-    q, k, v = tensors(hq=4, hk=2, nq=140, nk=140)
-    mask = torch.rand(1, 4, 140, 140, generator=torch.Generator().manual_seed(1)) < 0.6
+    q, k, v = tensors(hq=4, hk=2, nq=100, nk=100)
+    mask = torch.rand(1, 4, 100, 100, generator=torch.Generator().manual_seed(1)) < 0.6
     mask[..., 0] = True
     mask[:, :, 9] = False
     if kind == "additive":
         bias = torch.randn(mask.shape, generator=torch.Generator().manual_seed(2))
         mask = bias.masked_fill(~mask, -torch.inf)
-    assert (check(simulator, q, k, v, mask=mask, causal=causal)[:, :, 9] == 0).all()
+    assert (check(simulator, q, k, v, mask=mask, causal=causal, seeds=(0, 1))[:, :, 9] == 0).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_quantising_kernels_write_what_their_model_writes(dtype):
     q, k, v = tensors(hq=4, hk=2, nq=300, nk=200, d=40, dtype=dtype)
     live = torch.rand(1, 1, 200, generator=torch.Generator().manual_seed(1)) < 0.7
@@ -175,7 +175,7 @@ def test_quantising_kernels_write_what_their_model_writes(dtype):
 
 
 def test_pieces_give_the_same_bits_as_one_launch(monkeypatch):
-    given = tensors(hq=2, nq=600, nk=130)
+    given = tensors(hq=2, nq=300, nk=130)
     expected = [run(*given, causal=causal) for causal in (False, True)]
     monkeypatch.setattr(sm120_fp4, "MOST_DELTA_BYTES", 1)
     for causal in (False, True):

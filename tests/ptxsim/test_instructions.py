@@ -26,6 +26,12 @@ VECTORS = [
     ("mul.lo.s32 d, a, b;", (-3, 5, -15), (0x10000, 0x10000, 0)),
     ("mul.hi.s32 d, a, b;", (-1, 1, -1), (0x40000000, 4, 1)),
     ("mul.hi.u32 d, a, b;", (0xFFFFFFFF, 2, 1)),
+    (
+        "mov.b64 da, {b, a}; mul.hi.u64 da, da, da; mov.b64 {c, d}, da;",
+        (0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF),
+        (0x10000, 0, 1),
+    ),
+    ("mov.b64 da, {b, a}; mul.hi.u64 da, da, 0x500000001; mov.b64 {d, c}, da;", (7, 1 << 31, 37)),
     ("mad.lo.s32 d, a, b, c;", (3, 4, 5, 17), (0x10000, 0x10000, 1, 1)),
     ("mul.wide.s32 da, a, b; mov.b64 {d, x0}, da;", (-1, 3, -3), (0x10000, 0x10000, 0)),
     ("mul.wide.s32 da, a, b; mov.b64 {x0, d}, da;", (-1, 3, -1), (0x10000, 0x10000, 1)),
