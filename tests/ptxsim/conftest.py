@@ -7,12 +7,13 @@ from sageattention3.kernels.launch import (
     geometry,
     int8_quantise,
     sm80_int8,
+    sm90_int8,
     sm120_fp4,
 )
 
 from .simulator import Simulator
 
-_LAUNCHERS = (fp4_proof, fp4_quantise, int8_quantise, sm80_int8, sm120_fp4)
+_LAUNCHERS = (fp4_proof, fp4_quantise, int8_quantise, sm80_int8, sm90_int8, sm120_fp4)
 
 
 @pytest.fixture
@@ -32,4 +33,4 @@ def use(monkeypatch):
 @pytest.fixture(scope="session")
 def simulators():
     """By compute capability; shared, as decoding a kernel takes longer than running it."""
-    return {sm: Simulator(sm) for sm in (80, 120)}
+    return {sm: Simulator(sm) for sm in (80, 90, 120)}
