@@ -2,7 +2,7 @@
 
 from .backend import Backend
 from .launch.fp4_backends import EMULATED_FP4, SM120_FP4
-from .launch.sm80_int8 import SM80_INT8
+from .launch.int8_backends import SM80_INT8
 from .reference.backend import REFERENCE
 
 BACKENDS: tuple[Backend, ...] = (SM120_FP4, SM80_INT8, EMULATED_FP4, REFERENCE)
