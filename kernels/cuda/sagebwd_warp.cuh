@@ -15,50 +15,57 @@
 constexpr int WARP_ROWS = 16;
 constexpr float PROBABILITY_MAX = 255.0f;
 
-// SHARED_VALUES: the rows' dO or V stay in shared memory, where registers are short.
-template <int HEAD_DIM, Dtype DTYPE, bool SHARED_VALUES = false>
+// SHARED: the rows stay in shared memory, where registers are short.
+template <int HEAD_DIM, Dtype DTYPE, bool SHARED = false>
 struct BackwardRows {
   using Sums = float[HEAD_DIM / 8][4];
-  using Tile = u32[TILE_TOKENS / 8][4];    // scores of 16 rows and a tile, beside MAGIC
+  using Tile = u32[TILE_TOKENS / 8][4];  // scores of 16 rows and a tile, beside MAGIC
   using Values = float[TILE_TOKENS / 8][4];
   static constexpr int PAIRS = TILE_TOKENS / 16;  // of n-tiles: a pair is 16 tokens
+  static constexpr int CODE_STEPS = HEAD_DIM / 32, VALUE_STEPS = HEAD_DIM / 16;
+  static constexpr int STEPS = CODE_STEPS + VALUE_STEPS;
+  static constexpr int PANEL = WARP_ROWS * 32;                    // bytes of a step
+  static constexpr int SHARED_BYTES = SHARED ? STEPS * PANEL : 0;  // of a warp
   static_assert(HEAD_DIM * 127 * 127 < MAGIC_RANGE, "scores must fit beside MAGIC");
 
-  static constexpr int STEPS = HEAD_DIM / 16;  // of a product dO V^T
-  static constexpr int ROWS_PANEL = WARP_ROWS * 32;
-  static constexpr int SHARED_BYTES = SHARED_VALUES ? STEPS * ROWS_PANEL : 0;  // of a warp
-
-  u32 codes[HEAD_DIM / 32][4];                  // of Q or K, as mma_s8_s8 takes them
-  u32 values[SHARED_VALUES ? 1 : STEPS][4];     // dO or V, as mma_16bit takes them, or ...
-  u32 shared_values;                            // ... shared address for ldmatrix of this lane
+  // Of both products, step by step: codes of Q or K as mma_s8_s8 takes them, then dO or V as
+  // mma_16bit does. Either takes 32 bytes of each row.
+  u32 steps[SHARED ? 1 : STEPS][4];
+  u32 shared_steps;  // shared address for this lane's ldmatrix
 
   static __device__ __forceinline__ int t() { return threadIdx.x % 4; }
   static __device__ __forceinline__ int lane_row(int r) { return 8 * r + threadIdx.x % 32 / 4; }
 
-  // The two rows' channels of dO or V; a row past the end repeats the last one. `shared`: this
-  // warp's SHARED_BYTES.
-  __device__ __forceinline__ void load_values(const Tensor& source, int batch, int head, int first,
-                                              int end, int head_dim, u8* shared = nullptr) {
+  // codes(r, step, half): word t() of this half of a step, of row r (0 or 1) of this lane. source: of
+  // dO or V, whose row past the end repeats the last one. shared: this warp's SHARED_BYTES.
+  template <typename Codes>
+  __device__ __forceinline__ void load(Codes codes, const Tensor& source, int batch, int head,
+                                       int first, int end, int head_dim, u8* shared) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const char* row = source.token<DTYPE>(batch, head, min(first + lane_row(r), end - 1));
 #pragma unroll
-      for (int half = 0; half < 2 * STEPS; ++half) {
-        const int channel = 8 * half, step = half / 2;  // head_dim is a multiple of 8
-        const u32 pair =
-            channel < head_dim ? *reinterpret_cast<const u32*>(row + (channel + 2 * t()) * 2) : 0;
-        if constexpr (SHARED_VALUES) {
-          const int byte = panel_offset(lane_row(r), half % 2 * 16 + 4 * t());
-          *reinterpret_cast<u32*>(shared + step * ROWS_PANEL + byte) = pair;
+      for (int i = 0; i < 2 * STEPS; ++i) {
+        const int step = i / 2, half = i % 2;
+        const int channel = 8 * (i - 2 * CODE_STEPS);  // head_dim is a multiple of 8
+        u32 word = 0;
+        if (step < CODE_STEPS) {
+          word = codes(r, step, half);
+        } else if (channel < head_dim) {
+          word = *reinterpret_cast<const u32*>(row + (channel + 2 * t()) * 2);
+        }
+        if constexpr (SHARED) {
+          const int byte = panel_offset(lane_row(r), 16 * half + 4 * t());
+          *reinterpret_cast<u32*>(shared + step * PANEL + byte) = word;
         } else {
-          values[step][half % 2 * 2 + r] = pair;
+          steps[step][2 * half + r] = word;
         }
       }
     }
-    if constexpr (SHARED_VALUES) {
-      // Matrices in the order of mma_16bit's A: rows 0..7 and 8..15, then their second halves.
+    if constexpr (SHARED) {
+      // Matrices in the order of A: rows 0..7 and 8..15, then their second halves.
       const int lane = threadIdx.x % 32;
-      shared_values = shared_address_of(shared) + panel_offset(lane % 16, lane / 16 * 16);
+      shared_steps = shared_address_of(shared) + panel_offset(lane % 16, lane / 16 * 16);
       __syncwarp();
     }
   }
@@ -67,13 +74,15 @@ struct BackwardRows {
   __device__ __forceinline__ void multiply_codes(Tile& s, u32 tile) const {
     u32 magic[4] = {MAGIC_BITS, MAGIC_BITS, MAGIC_BITS, MAGIC_BITS};
 #pragma unroll
-    for (int step = 0; step < HEAD_DIM / 32; ++step) {
+    for (int step = 0; step < CODE_STEPS; ++step) {
+      u32 a[4];
+      get(a, step);
 #pragma unroll
       for (int pair = 0; pair < PAIRS; ++pair) {
         u32 b[4];
         ldmatrix_x4(b, tile + step * TILE_PANEL + pair * (16 * 32));
-        mma_s8_s8(s[2 * pair], codes[step], b[0], b[1], step ? s[2 * pair] : magic);
-        mma_s8_s8(s[2 * pair + 1], codes[step], b[2], b[3], step ? s[2 * pair + 1] : magic);
+        mma_s8_s8(s[2 * pair], a, b[0], b[1], step ? s[2 * pair] : magic);
+        mma_s8_s8(s[2 * pair + 1], a, b[2], b[3], step ? s[2 * pair + 1] : magic);
       }
     }
   }
@@ -86,14 +95,9 @@ struct BackwardRows {
       for (int i = 0; i < 4; ++i) d_p[n][i] = 0.0f;
     }
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
+    for (int step = 0; step < VALUE_STEPS; ++step) {
       u32 a[4];
-      if constexpr (SHARED_VALUES) {
-        ldmatrix_x4(a, shared_values + step * ROWS_PANEL);
-      } else {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) a[i] = values[step][i];
-      }
+      get(a, CODE_STEPS + step);
 #pragma unroll
       for (int pair = 0; pair < PAIRS; ++pair) {
         u32 b[4];
@@ -102,6 +106,16 @@ struct BackwardRows {
         mma_16bit<DTYPE>(d_p[2 * pair], a, low);
         mma_16bit<DTYPE>(d_p[2 * pair + 1], a, high);
       }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void get(u32 (&a)[4], int step) const {
+    if constexpr (SHARED) {
+      ldmatrix_x4(a, shared_steps + step * PANEL);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[i] = steps[step][i];
     }
   }
 };
@@ -126,17 +140,29 @@ __device__ __forceinline__ float quantise_row(u32 (&bytes)[TILE_TOKENS / 16],
   return amax * (1.0f / levels);
 }
 
+// False if no row of the warp's has anything but zeros; `weight` and `levels` as above. NaN counts.
+__device__ __forceinline__ bool has_weight(const float (&weight)[2], float levels) {
+  const float zeros = SMALLEST_AMAX * (1.0f / levels);
+  return __any_sync(0xffffffff, !(weight[0] <= zeros) || !(weight[1] <= zeros));
+}
+
 // sums += weight * (A B): A the bytes of two rows, B a transposed panel at shared address `panel`
 // plus this lane's offset.
+//
+// The compiler would begin all products before it adds up the first, and 64 more registers are not
+// there beside two gradients of 128 channels. It does not reach over a branch: here is one for
+// `never`, which is false but not to its knowledge. Returns false then.
 template <bool SIGNED, int HEAD_DIM>
-__device__ __forceinline__ void add_product(float (&sums)[HEAD_DIM / 8][4],
+__device__ __forceinline__ bool add_product(float (&sums)[HEAD_DIM / 8][4],
                                             const u32 (&rows)[2][TILE_TOKENS / 16],
-                                            const float (&weight)[2], u32 panel) {
+                                            const float (&weight)[2], u32 panel,
+                                            bool never = false) {
   static_assert(TILE_TOKENS * 255 * 127 < MAGIC_RANGE, "products must fit beside MAGIC");
   u32 magic[4] = {MAGIC_BITS, MAGIC_BITS, MAGIC_BITS, MAGIC_BITS};
   const u32 a[4] = {rows[0][0], rows[1][0], rows[0][1], rows[1][1]};
 #pragma unroll
   for (int pair = 0; pair < HEAD_DIM / 16; ++pair) {
+    if (pair == 4 && never) return false;
     u32 b[4], product[2][4];
     ldmatrix_x4(b, panel + pair * (16 * 32));
 #pragma unroll
@@ -153,6 +179,7 @@ __device__ __forceinline__ void add_product(float (&sums)[HEAD_DIM / 8][4],
       }
     }
   }
+  return true;
 }
 
 // What the mask adds to the exponents of four neighbouring columns of a row; -infinity hides.

@@ -35,14 +35,13 @@ struct KeyRows {
   s64 mask_row[2];  // of the head at hand
 };
 
-// P, times the scales of dO, and dS, times those of Q, of 16 keys and a tile of queries.
-template <bool MASKED, bool HIDDEN, typename Rows>
-__device__ __forceinline__ void find_p_and_ds(float (&p)[2][TILE_TOKENS / 4],
-                                              float (&d_s)[2][TILE_TOKENS / 4],
-                                              const typename Rows::Tile& s,
-                                              const typename Rows::Values& d_p, u32 queries,
-                                              const KeyRows& rows, const Mask& mask,
-                                              int first_query, int q_len, bool causal) {
+// P of 16 keys and a tile of queries; of two rows as quantise_row takes them.
+template <bool MASKED, bool CAUSAL, typename Rows>
+__device__ __forceinline__ void find_p(float (&p)[2][TILE_TOKENS / 4],
+                                       float (&scaled)[2][TILE_TOKENS / 4],
+                                       const typename Rows::Tile& s, u32 queries,
+                                       const KeyRows& rows, const Mask& mask, int first_query,
+                                       int q_len) {
 #pragma unroll
   for (int pair = 0; pair < Rows::PAIRS; ++pair) {
     const int in_tile = 16 * pair + 4 * Rows::t(), query = first_query + in_tile;
@@ -57,17 +56,32 @@ __device__ __forceinline__ void find_p_and_ds(float (&p)[2][TILE_TOKENS / 4],
       load_shared_floats(facts, queries + (in_tile + i) * sizeof(Query));
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int n = 2 * pair + i / 2, x = 2 * r + i % 2;
+        const float score = as_float(s[2 * pair + i / 2][2 * r + i % 2]) - MAGIC;
         const float factor = min_nan(facts[0] * rows.k_scale[r], LARGEST_FACTOR);
-        float exponent = fmaf(as_float(s[n][x]) - MAGIC, factor, -facts[1]);
+        float exponent = fmaf(score, factor, -facts[1]);
         if constexpr (MASKED) exponent += bias[r][i];
-        const float probability = exp2_approx(exponent);
-        const float slope = probability * (d_p[n][x] - facts[2]);
-        const bool hidden =
-            HIDDEN && ((causal && rows.key[r] > query + i) || probability == 0.0f);
-        p[r][4 * pair + i] = hidden ? 0.0f : probability * facts[3];
-        d_s[r][4 * pair + i] = hidden ? 0.0f : slope * facts[0];
+        const bool hidden = CAUSAL && rows.key[r] > query + i;
+        const float x= hidden ? 0.0f : exp2_approx(exponent);
+        p[r][4 * pair + i] = x;
+        scaled[r][4*pair+i] = MASKED && x == 0.0f ? 0.0f : x * facts[3];
       }
+    }
+  }
+}
+
+// dS times the scales of Q, likewise.
+template <bool HIDDEN, typename Rows>
+__device__ __forceinline__ void find_ds(float (&p)[2][TILE_TOKENS / 4],
+                                            const typename Rows::Values& d_p, u32 queries) {
+#pragma unroll
+    for (int i = 0; i < TILE_TOKENS / 4; ++i) {
+      const int in_tile = i / 4 * 16 + 4 * Rows::t() + i % 4;
+      float facts[4];
+      load_shared_floats(facts, queries + in_tile * sizeof(Query));
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+      const float ds = p[r][i] * (d_p[i / 2][2 * r + i % 2] - facts[2]) * facts[0];
+      p[r][i] = (HIDDEN && p[r][i] == 0.0f) ? 0.0f : ds;
     }
   }
 }
@@ -93,8 +107,8 @@ template <int HEAD_DIM, Dtype DTYPE, int WARPS, bool MASKED>
 __global__ void __launch_bounds__(32 * WARPS)
 sm80_sagebwd_key_gradients(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) u8 shared[];
-  // With 128 channels the sums of dK and dV take half of the registers.
-  using Rows = BackwardRows<HEAD_DIM, DTYPE, (HEAD_DIM > 96)>;
+  // With 128 channels the sums of dK and dV alone take half of the registers.
+  using Rows = BackwardRows<HEAD_DIM, DTYPE, (HEAD_DIM > 64)>;
   using S = Stage<HEAD_DIM>;
   using Copies = TileCopies<HEAD_DIM, 32 * WARPS>;
   constexpr int BLOCK_ROWS = WARPS * WARP_ROWS;
@@ -107,12 +121,10 @@ sm80_sagebwd_key_gradients(const __grid_constant__ Params p) {
   const int group = p.q_heads / p.kv_heads, panels = (p.q_len + TILE_TOKENS - 1) / TILE_TOKENS;
   // Queries before the first key of the block see none of it in a causal call.
   const int first_tile = p.causal ? row_block * BLOCK_ROWS / TILE_TOKENS : 0;
-  const int tiles = panels - first_tile, turns = group * tiles;
+  int head = kv_head * group, tile = first_tile;  // fetched last
 
   const u32 start = shared_address_of(shared);
-  auto fetch = [&](int turn) {
-    const u32 stage = start + turn % 2 * S::SIZE;
-    const int head = kv_head * group + turn / tiles, tile = first_tile + turn % tiles;
+  auto fetch = [&](u32 stage) {
     const s64 q_row = static_cast<s64>(batch) * p.q_heads + head, panel = q_row * panels + tile;
     Copies::queries(stage + S::SCORES, p.q_codes + q_row * p.q_len * HEAD_DIM, tile * TILE_TOKENS,
                     p.q_len);
@@ -129,69 +141,76 @@ sm80_sagebwd_key_gradients(const __grid_constant__ Params p) {
     Copies::clear(shared, 2 * S::SIZE);
     __syncthreads();
   }
-  fetch(0);
+  fetch(start);
   commit_copies();
 
   Rows rows;
   KeyRows keys;
-  rows.load_values(p.v, batch, kv_head, first_row, p.kv_len, p.head_dim,
-                   shared + 2 * S::SIZE + threadIdx.x / 32 * Rows::SHARED_BYTES);
+  auto block_of = [&](int key) { return kv_row * p.blocks + key / BLOCK_KEYS; };
+#pragma unroll
+  for (int r = 0; r < 2; ++r) keys.key[r] = first_row + Rows::lane_row(r);
+  rows.load(
+      [&](int r, int step, int half) {
+        const int key = min(keys.key[r], p.kv_len - 1);
+        const u8* codes = p.k_codes + block_of(key) * (BLOCK_KEYS * HEAD_DIM);
+        const int byte = panel_offset(row_of_key(key % BLOCK_KEYS), 16 * half + 4 * Rows::t());
+        return *reinterpret_cast<const u32*>(codes + step * (BLOCK_KEYS * 32) + byte);
+      },
+      p.v, batch, kv_head, first_row, p.kv_len, p.head_dim,
+      shared + 2 * S::SIZE + threadIdx.x / 32 * Rows::SHARED_BYTES);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    keys.key[r] = first_row + Rows::lane_row(r);
-    const int key = min(keys.key[r], p.kv_len - 1), in_block = key % BLOCK_KEYS;
-    const s64 block = kv_row * p.blocks + key / BLOCK_KEYS;
-    const u8* codes = p.k_codes + block * (BLOCK_KEYS * HEAD_DIM);
-#pragma unroll
-    for (int word = 0; word < HEAD_DIM / 16; ++word) {
-      const int byte = panel_offset(row_of_key(in_block), word % 2 * 16 + 4 * Rows::t());
-      rows.codes[word / 2][word % 2 * 2 + r] =
-          *reinterpret_cast<const u32*>(codes + word / 2 * (BLOCK_KEYS * 32) + byte);
-    }
-    keys.k_scale[r] = p.k_scales[block * SCALES_PER_BLOCK + in_block / 4 % 4];
+    const int key = min(keys.key[r], p.kv_len - 1);
+    keys.k_scale[r] = p.k_scales[block_of(key) * SCALES_PER_BLOCK + key / 4 % 4];
     keys.mask_row[r] = 0;
   }
   typename Rows::Sums d_k = {}, d_v = {};
 
   const int offset = ldmatrix_offset(threadIdx.x % 32);
-  for (int turn = 0; turn < turns; ++turn) {
+  for (int turn = 0, turns = group * (panels - first_tile); turn < turns; ++turn) {
     wait_for_copies<0>();
     __syncthreads();  // the tile is there, and the one before it is no longer read
-    if (turn + 1 < turns) fetch(turn + 1);
+    const int first_query = tile * TILE_TOKENS, q_head = head;
+    if (turn + 1 < turns) {
+      if (++tile == panels) tile = first_tile, ++head;
+      fetch(start + (turn + 1) % 2 * S::SIZE);
+    }
     commit_copies();
-    const int first_query = (first_tile + turn % tiles) * TILE_TOKENS;
     if (p.causal && first_query + TILE_TOKENS <= first_row) continue;
     if constexpr (MASKED) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        keys.mask_row[r] = p.mask.row(batch, kv_head * group + turn / tiles,
-                                      min(keys.key[r], p.kv_len - 1));
+        keys.mask_row[r] = p.mask.row(batch, q_head, min(keys.key[r], p.kv_len - 1));
       }
     }
     const u32 stage = start + turn % 2 * S::SIZE;
-    float probabilities[2][TILE_TOKENS / 4], d_s[2][TILE_TOKENS / 4];
+    const u32 queries = stage + S::QUERIES;
+    float p_or_ds[2][TILE_TOKENS / 4], weight[2];
+    u32 bytes[2][TILE_TOKENS / 16];
     {
       typename Rows::Tile s;
-      typename Rows::Values d_p;
+      float scaled[2][TILE_TOKENS / 4];
       rows.multiply_codes(s, stage + S::SCORES + offset);
-      rows.multiply_values(d_p, stage + S::VALUES + offset);
-      const u32 queries = stage + S::QUERIES;
-      if (MASKED || (p.causal && first_query < first_row + WARP_ROWS)) {
-        find_p_and_ds<MASKED, true, Rows>(probabilities, d_s, s, d_p, queries, keys, p.mask,
-                                          first_query, p.q_len, p.causal);
+      if (p.causal && first_query < first_row + WARP_ROWS) {
+        find_p<MASKED, true, Rows>(p_or_ds, scaled, s, queries, keys, p.mask, first_query, p.q_len);
       } else {
-        find_p_and_ds<false, false, Rows>(probabilities, d_s, s, d_p, queries, keys, p.mask,
-                                          first_query, p.q_len, false);
+        find_p<MASKED, false, Rows>(p_or_ds, scaled, s, queries, keys, p.mask, first_query, p.q_len);
       }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) weight[r] = quantise_row(bytes[r], scaled[r], PROBABILITY_MAX);
     }
-    u32 bytes[2][TILE_TOKENS / 16];
-    float weight[2];
+    if (!has_weight(weight, PROBABILITY_MAX)) continue;
+    const bool never = tile < 0;
+    if (!add_product<false, HEAD_DIM>(d_v, bytes, weight, stage + S::D_OUT + offset, never)) break;
+    {
+      typename Rows::Values d_p;
+      rows.multiply_values(d_p, stage + S::VALUES + offset);
+      find_ds<true, Rows>(p_or_ds, d_p, queries);
+    }
 #pragma unroll
-    for (int r = 0; r < 2; ++r) weight[r] = quantise_row(bytes[r], probabilities[r], PROBABILITY_MAX);
-    add_product<false, HEAD_DIM>(d_v, bytes, weight, stage + S::D_OUT + offset);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) weight[r] = quantise_row(bytes[r], d_s[r], INT8_MAX);
-    add_product<true, HEAD_DIM>(d_k, bytes, weight, stage + S::Q + offset);
+    for (int r = 0; r < 2; ++r) weight[r] = quantise_row(bytes[r], p_or_ds[r], INT8_MAX);
+    if (!has_weight(weight, INT8_MAX)) continue;
+    if (!add_product<true, HEAD_DIM>(d_k, bytes, weight, stage + S::Q + offset, never)) break;
   }
 
   rotate_back<HEAD_DIM>(d_k);

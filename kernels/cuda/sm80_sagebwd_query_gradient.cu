@@ -105,17 +105,17 @@ sm80_sagebwd_query_gradient(const __grid_constant__ Params p) {
 
   Rows rows;
   QueryRows queries;
-  rows.load_values(p.d_out, batch, head, first_row, p.q_len, p.head_dim);
+  auto row_of = [&](int r) { return min(first_row + Rows::lane_row(r), p.q_len - 1); };
+  rows.load(
+      [&](int r, int step, int half) {
+        const u8* codes = p.q_codes + (q_row * p.q_len + row_of(r)) * HEAD_DIM;
+        return reinterpret_cast<const u32*>(codes)[8 * step + 4 * half + Rows::t()];
+      },
+      p.d_out, batch, head, first_row, p.q_len, p.head_dim, nullptr);
   const int panels = (p.q_len + TILE_TOKENS - 1) / TILE_TOKENS;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int row = min(first_row + Rows::lane_row(r), p.q_len - 1);
-    const u32* words = reinterpret_cast<const u32*>(p.q_codes + (q_row * p.q_len + row) * HEAD_DIM);
-#pragma unroll
-    for (int step = 0; step < HEAD_DIM / 32; ++step) {
-      rows.codes[step][r] = words[8 * step + Rows::t()];
-      rows.codes[step][r + 2] = words[8 * step + 4 + Rows::t()];
-    }
+    const int row = row_of(r);
     const Query query = p.queries[q_row * panels * TILE_TOKENS + row];
     queries.q_scale[r] = query.q_scale, queries.lse[r] = query.lse, queries.delta[r] = query.delta;
     queries.last_key[r] = p.causal ? min(row, p.kv_len - 1) : p.kv_len - 1;

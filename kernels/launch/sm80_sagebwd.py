@@ -94,9 +94,9 @@ def _key_gradients(head_dim: int, dtype: torch.dtype, masked: bool) -> Variant:
         params=f"6Q{TENSOR * 2}{MASK}{OUTPUT * 2}7i",
         threads=tile.threads,
         min_blocks=tile.min_blocks,
-        # Two stages of Q twice, dO twice, and what is known of each query; the block's own V.
+        # Two stages of Q twice, dO twice and what is known of each query; K and V of the block.
         shared_bytes=2 * TILE_TOKENS * (5 * head_dim + _QUERY_BYTES)
-        + (tile.rows * head_dim * 2 if head_dim > 96 else 0),
+        + (tile.rows * 3 * head_dim if head_dim > 64 else 0),
         ahead_from=_AHEAD_FROM,
     )
 
