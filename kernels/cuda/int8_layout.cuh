@@ -18,6 +18,7 @@
 
 constexpr int BLOCK_KEYS = 64;
 constexpr int SCALES_PER_BLOCK = 4;
+constexpr float LARGEST_FACTOR = 1e30f;  // of a score: times any integer score it is still finite
 
 // Row of a block of K that holds key `key` (0..63).
 __device__ __forceinline__ int row_of_key(int key) {

@@ -23,7 +23,6 @@ constexpr float LOG2_255 = 7.99435343685886f;
 // From this factor on (scores in the ten thousands) it would be felt, and the exact path is taken.
 constexpr float LARGEST_FAST_FACTOR = 1.0f / 128;
 constexpr float MAGIC_WITH_MARGIN = MAGIC + 4.0f;
-constexpr float LARGEST_FACTOR = 1e30f;  // times any integer score it is still finite
 
 // A row's accumulator is kept in units of 2^reference. The reference moves only when a tile's
 // maximum leaves it this far below; FP32 has the range, and rows seldom need a second one.
@@ -50,9 +49,7 @@ __device__ __forceinline__ u32 round_to_bytes(float x0, float x1, float x2, floa
 #else
   // Rounding is an addition of 1024 in FP16, whose last place is then 1.
   u32 low = pack_f16x2(x0, x1), high = pack_f16x2(x2, x3);
-  asm("add.rn.f16x2 %0, %0, %1;" : "+r"(low) : "r"(0x64006400u));
-  asm("add.rn.f16x2 %0, %0, %1;" : "+r"(high) : "r"(0x64006400u));
-  bytes = permute_bytes(low, high, 0x6420);
+  bytes = permute_bytes(add_f16x2(low, 0x64006400u), add_f16x2(high, 0x64006400u), 0x6420);
 #endif
   return bytes;
 }

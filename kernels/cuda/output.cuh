@@ -22,14 +22,21 @@ struct Output {
   template <Dtype DTYPE>
   __device__ __forceinline__ void store(int batch, int head, int n, int channel, float x,
                                         float y) const {
+    if constexpr (DTYPE == F16) {  // quantisation may carry a value past the largest input
+      x = max_nan(min_nan(x, 65504.0f), -65504.0f);
+      y = max_nan(min_nan(y, 65504.0f), -65504.0f);
+    }
+    store_unlimited<DTYPE>(batch, head, n, channel, x, y);
+  }
+
+  // The same for gradients, whose overflow must show: a loss scaler looks for infinities.
+  template <Dtype DTYPE>
+  __device__ __forceinline__ void store_unlimited(int batch, int head, int n, int channel, float x,
+                                                  float y) const {
     const s64 element = batch * batch_stride + head * head_stride + n * token_stride + channel;
     if constexpr (DTYPE == F32) {
       *reinterpret_cast<float2*>(static_cast<float*>(data) + element) = make_float2(x, y);
     } else {
-      if constexpr (DTYPE == F16) {  // quantisation may carry a value past the largest input
-        x = max_nan(min_nan(x, 65504.0f), -65504.0f);
-        y = max_nan(min_nan(y, 65504.0f), -65504.0f);
-      }
       *reinterpret_cast<u32*>(static_cast<u16*>(data) + element) =
           DTYPE == F16 ? pack_f16x2(x, y) : pack_bf16x2(x, y);
     }

@@ -220,15 +220,17 @@ __device__ __forceinline__ uint2 QuadRows<HEAD_DIM>::codes(int r, int c, float i
   return make_uint2(pack_bytes(b[0], b[1], b[2], b[3]), pack_bytes(b[4], b[5], b[6], b[7]));
 }
 
+// The rotation's sums over a block of channels, divided by this, are orthonormal.
+template <int HEAD_DIM>
+constexpr float ROTATION_ROOT = QuadRows<HEAD_DIM>::BLOCK == 32    ? 5.656854249f
+                                : QuadRows<HEAD_DIM>::BLOCK == 64  ? 8.0f
+                                : QuadRows<HEAD_DIM>::BLOCK == 128 ? 11.313708499f
+                                                                   : 16.0f;
+
 // Factor from codes back to the rotated values: amax / 127, less what rotation and RANGE left out.
 template <int HEAD_DIM>
 __device__ __forceinline__ float rotated_scale(float amax) {
-  constexpr int BLOCK = QuadRows<HEAD_DIM>::BLOCK;
-  constexpr float ROOT = BLOCK == 32    ? 5.656854249f
-                         : BLOCK == 64  ? 8.0f
-                         : BLOCK == 128 ? 11.313708499f
-                                        : 16.0f;
-  return amax * (1.0f / (INT8_MAX * RANGE * ROOT));
+  return amax * (1.0f / (INT8_MAX * RANGE * ROTATION_ROOT<HEAD_DIM>));
 }
 
 __device__ __forceinline__ float max_over_quad(float x) {

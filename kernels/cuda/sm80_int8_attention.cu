@@ -137,8 +137,7 @@ struct Place {
   int row_block, head, batch;
 
   __device__ __forceinline__ Place(const Params& p, int rows) {
-    int block;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));  // volatile: not remembered
+    const int block = block_index_anew();
     const int row_blocks = (p.q_len + rows - 1) / rows;
     row_block = block % row_blocks;
     // Longest rows first, so that a causal call's last blocks are its short ones.

@@ -9,19 +9,17 @@ from typing import NamedTuple
 
 import torch
 
-from ..backend import Backend, Capability, token_major_like
+from ..backend import token_major_like
 from ..jit.loader import launch
 from ..jit.variants import Variant
 from .geometry import parts
 from .int8_quantise import Packed, quantise, readable
 from .operands import (
     CODES,
-    CONSTRAINTS,
     MASK,
     OUTPUT,
     find_live_keys,
     first_channels,
-    in_one_dtype,
     in_reach,
     mask_view,
     true_lse,
@@ -94,19 +92,59 @@ def attend(
     (True = attend) or additive, [B|1, Hq|1, Nq|1, Nk|1]. return_lse: also the logarithm of the sum
     of each row's exponentiated scores, FP32 [B, Hq, Nq].
     """
-    k, v, mask = in_reach(k, v, mask, causal, q)
-    channels = q.shape[3]
-    q, k, v, layout = readable(q, k, v)
-    live_keys = find_live_keys(mask, causal, q, k)
-    packed = quantise(q, k, v, layout, live_keys=live_keys, scale=scale)
-    # empty_like saves the time that a transposed view takes to make.
-    out = torch.empty_like(q) if layout.token_major else token_major_like(q)
     lse = None
     if return_lse:
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    _launch_attention(packed, q, mask, causal, out, lse)
-    out = first_channels(out, channels)
+    out, packed = attend_smoothed(q, k, v, lse, mask=mask, scale=scale, causal=causal)
     return (out, true_lse(lse, q, packed.key_mean(k), scale)) if return_lse else out
+
+
+def attend_smoothed(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lse: torch.Tensor | None,
+    *,
+    mask: torch.Tensor | None,
+    scale: float,
+    causal: bool,
+) -> tuple[torch.Tensor, Packed]:
+    """As :func:`attend`, with the quantised operands beside the output.
+
+    Writes, if given, ``lse`` [B, Hq, Nq], contiguous: that of the scores of smoothed K.
+    """
+    operands = pack(q, k, v, mask=mask, scale=scale, causal=causal)
+    # empty_like saves the time that a transposed view takes to make.
+    token_major = operands.packed.layout.token_major
+    out = torch.empty_like(operands.q) if token_major else token_major_like(operands.q)
+    _launch_attention(operands.packed, operands.q, operands.mask, causal, out, lse)
+    return first_channels(out, q.shape[3]), operands.packed
+
+
+class Operands(NamedTuple):
+    """A call's tensors as kernels read them, and quantised."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    mask: torch.Tensor | None
+    packed: Packed
+
+
+def pack(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    mask: torch.Tensor | None,
+    scale: float,
+    causal: bool,
+) -> Operands:
+    """Arguments as in :func:`attend`. The same arguments give the same codes, bit for bit."""
+    k, v, mask = in_reach(k, v, mask, causal, q)
+    q, k, v, layout = readable(q, k, v)
+    live_keys = find_live_keys(mask, causal, q, k)
+    return Operands(q, k, v, mask, quantise(q, k, v, layout, live_keys=live_keys, scale=scale))
 
 
 def _launch_attention(
@@ -143,12 +181,3 @@ def _launch_attention(
         causal,
         CODES[out.dtype],
     )
-
-
-SM80_INT8 = Backend(
-    name="sm80_int8",
-    precisions=("int8",),
-    native=True,
-    constraints=(Capability((8, 0), (12, 1)), *CONSTRAINTS),
-    forward=in_one_dtype(attend),
-)

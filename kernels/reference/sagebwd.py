@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..differentiable import Call, differentiable
 from .formats import quantise_8bit
 from .forward import forward_in_slices, matmul_grouped, tile_scores
 from .operands import Operands, prepare
@@ -61,48 +62,37 @@ def sagebwd_attention(
     the inputs have 16 bits, FP32 where they have more. Raises ValueError if the mask requires a
     gradient (it gets none), RuntimeError in a backward pass with create_graph.
     """
-    if mask is not None and mask.requires_grad and torch.is_grad_enabled():
-        raise ValueError("SageBwd gives no gradient to the mask: pass mask.detach()")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return _SageBwd.apply(q, k, v, mask, scale, causal, options)
+    return differentiable(_Passes(options), q, k, v, mask=mask, scale=scale, causal=causal)
 
 
-class _SageBwd(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, mask, scale, causal, options):
-        out, lse = forward_in_slices(q, k, v, mask, scale, causal, options.forward)
-        ctx.save_for_backward(q, k, v, mask, out, lse)
-        ctx.scale, ctx.causal, ctx.options = scale, causal, options
-        return out
+@dataclass(frozen=True)
+class _Passes:
+    options: SageBwdOptions
 
-    @staticmethod
-    def backward(ctx, d_out):
-        if torch.is_grad_enabled():  # that is, under create_graph
-            raise RuntimeError(
-                "SageBwd has no second derivative: differentiate without create_graph, "
-                "or leave this attention to the host"
-            )
-        q, k, v, mask, out, lse = ctx.saved_tensors
-        options, scheme = ctx.options, ctx.options.forward
+    def forward(self, q, k, v, mask, call: Call):
+        return forward_in_slices(q, k, v, mask, call.scale, call.causal, self.options.forward)
+
+    def backward(self, d_out, q, k, v, mask, out, lse, call: Call):
+        scheme = self.options.forward
         d_q, d_k, d_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-        with torch.autocast(q.device.type, enabled=False):
-            for part in slices(q, k, scheme.block_q, scheme.block_k):
-                visibility = part.visibility(q, k, mask, ctx.causal)
-                q_part, k_part, v_part = part.of_queries(q), part.of_keys(k), part.of_keys(v)
-                operands = prepare(q_part, k_part, v_part, visibility, scheme, ctx.scale)
-                grads = _gradients(
-                    operands,
-                    _without_unseen(v_part.float(), visibility),
-                    part.of_queries(out).float(),
-                    part.of_queries(lse),
-                    part.of_queries(d_out).float(),
-                    visibility,
-                    options,
-                )
-                part.of_queries(d_q).copy_(grads[0] * ctx.scale)
-                part.of_keys(d_k).copy_(grads[1])
-                part.of_keys(d_v).copy_(grads[2])
-        return d_q, d_k, d_v, None, None, None, None
+        for part in slices(q, k, scheme.block_q, scheme.block_k):
+            visibility = part.visibility(q, k, mask, call.causal)
+            q_part, k_part, v_part = part.of_queries(q), part.of_keys(k), part.of_keys(v)
+            operands = prepare(q_part, k_part, v_part, visibility, scheme, call.scale)
+            grads = _gradients(
+                operands,
+                _without_unseen(v_part.float(), visibility),
+                part.of_queries(out).float(),
+                part.of_queries(lse),
+                part.of_queries(d_out).float(),
+                visibility,
+                self.options,
+            )
+            part.of_queries(d_q).copy_(grads[0] * call.scale)
+            part.of_keys(d_k).copy_(grads[1])
+            part.of_keys(d_v).copy_(grads[2])
+        return d_q, d_k, d_v
 
 
 def _gradients(
