@@ -40,7 +40,7 @@ constexpr float REFERENCE_SLACK = 8.0f;
 template <Dtype DTYPE>
 constexpr float LOG2_UNIT = DTYPE == F16 ? 7.0f : -18.0f;
 // Factors from integer scores to exponents: products with scores and with infinity must exist.
-constexpr float SMALLEST_FACTOR = 1.2e-38f, LARGEST_FACTOR = 1e30f;
+constexpr float SMALLEST_FACTOR = 1.2e-38f;
 
 // Tiles of K and V in shared memory, and who may touch them when.
 template <int HEAD_DIM, int KEYS, int STAGES>
