@@ -51,15 +51,16 @@ class HeadDimUpTo:
 
 @dataclass(frozen=True)
 class HeadDimIn:
-    """head_dim in one of these ranges of channels, ends included."""
+    """head_dim of ``first`` to ``last`` channels."""
 
-    ranges: tuple[tuple[int, int], ...]
+    first: int
+    last: int
 
     def admits(self, request: Request) -> bool:
-        return any(first <= request.head_dim <= last for first, last in self.ranges)
+        return self.first <= request.head_dim <= self.last
 
     def describe(self) -> str:
-        return f"a head_dim of {' or '.join(f'{first} to {last}' for first, last in self.ranges)}"
+        return f"a head_dim of {self.first} to {self.last}"
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,9 @@ constexpr int GROUP = 128;      // threads of a warpgroup
 constexpr int GROUP_ROWS = 64;  // of Q
 constexpr int CONSUMERS = 2;    // warpgroups
 constexpr int ROWS = CONSUMERS * GROUP_ROWS;
+constexpr int HEAD_DIM = 128;
+constexpr int KEYS = 128;  // of a tile
+constexpr int STAGES = 4;  // tiles in shared memory
 constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
 constexpr int PRODUCER_LEAD = 2;  // tiles of V whose copies are under way
 
@@ -41,9 +44,10 @@ template <Dtype DTYPE>
 constexpr float LOG2_UNIT = DTYPE == F16 ? 7.0f : -18.0f;
 // Factors from integer scores to exponents: products with scores and with infinity must exist.
 constexpr float SMALLEST_FACTOR = 1.2e-38f;
+// From this one on, exponents (below 2^21 times it) are rounded so coarsely that it could be felt.
+constexpr float LARGEST_FAST_FACTOR = 1.0f;
 
 // Tiles of K and V in shared memory, and who may touch them when.
-template <int HEAD_DIM, int KEYS, int STAGES>
 struct Ring {
   static constexpr int K_BYTES = KEYS * HEAD_DIM, V_BYTES = KEYS * HEAD_DIM * 2;
   static constexpr int STAGE = V_BYTES + K_BYTES;
@@ -74,7 +78,6 @@ struct Ring {
 };
 
 // A tile's stage and the parity of that stage's phase.
-template <int STAGES>
 struct Turn {
   int stage = 0, parity = 0;
 
@@ -85,7 +88,7 @@ struct Turn {
 
 // V of one tile after the other as wgmma wants it: rows of keys in the order of K's rows, 64 channels
 // wide. A thread copies 16 bytes of every 16th key or of two.
-template <int HEAD_DIM, int KEYS, Dtype DTYPE>
+template <Dtype DTYPE>
 struct Values {
   static constexpr int UNITS = HEAD_DIM / 8;  // of 16 bytes in a row
   static constexpr int COPIES = 16 * UNITS / GROUP;
@@ -121,13 +124,13 @@ struct Values {
   }
 };
 
-template <int HEAD_DIM, int KEYS, Dtype DTYPE, int STAGES>
-__device__ __forceinline__ void produce(const Params& p, const Ring<HEAD_DIM, KEYS, STAGES>& ring,
-                                        int batch, int kv_head, int tiles) {
+template <Dtype DTYPE>
+__device__ __forceinline__ void produce(const Params& p, const Ring& ring, int batch, int kv_head,
+                                        int tiles) {
   const u8* k = p.k_codes + (static_cast<s64>(batch) * p.kv_heads + kv_head) * p.blocks *
                                 (BLOCK_KEYS * HEAD_DIM);
-  Values<HEAD_DIM, KEYS, DTYPE> values(p, batch, kv_head);
-  Turn<STAGES> fetched, arrived;
+  Values<DTYPE> values(p, batch, kv_head);
+  Turn fetched, arrived;
   for (int tile = 0; tile < tiles + PRODUCER_LEAD; ++tile) {
     if (tile < tiles) {
       if (tile >= STAGES) ring.empty(fetched.stage).wait(fetched.parity ^ 1);
@@ -152,13 +155,13 @@ __device__ __forceinline__ void produce(const Params& p, const Ring<HEAD_DIM, KE
 
 // 64 rows of Q against one tile after the other: a warpgroup's work, of which a thread holds two
 // rows, 8 apart, and of every eight columns two.
-template <int HEAD_DIM, int KEYS, Dtype DTYPE, int STAGES, bool TAKES_TURNS>
+template <Dtype DTYPE>
 struct Consumer {
   using Scores = u32[KEYS / BLOCK_KEYS][32];  // integers, then floats
   using Probabilities = u32[KEYS / 16][4];
   static constexpr int STEPS = HEAD_DIM / 32, BLOCKS = KEYS / BLOCK_KEYS;
 
-  const Ring<HEAD_DIM, KEYS, STAGES>& ring;
+  const Ring& ring;
   u32 q[STEPS][4];
   float q_scale[2];
   float out[HEAD_DIM / 2];
@@ -171,9 +174,9 @@ struct Consumer {
   Scores s;
   float shrink[2];  // what the references' last move does to `out`
   bool moved;
-  Turn<STAGES> k_turn, v_turn;
+  Turn k_turn, v_turn;
 
-  __device__ __forceinline__ explicit Consumer(const Ring<HEAD_DIM, KEYS, STAGES>& r) : ring(r) {}
+  __device__ __forceinline__ explicit Consumer(const Ring& r) : ring(r) {}
 
   static __device__ __forceinline__ int group() { return threadIdx.x / GROUP - 1; }
   static __device__ __forceinline__ int t() { return threadIdx.x % 4; }
@@ -248,6 +251,7 @@ struct Consumer {
     }
     if (tile >= whole_tiles) hide_keys(tile * KEYS);
     float factor[2][BLOCKS];
+    float largest_factor = 0.0f;
     moved = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -261,7 +265,8 @@ struct Consumer {
         }
         factor[r][block] =
             max_nan(min_nan(q_scale[r] * k_scale[block], LARGEST_FACTOR), SMALLEST_FACTOR);
-        top = max_nan(top, largest * factor[r][block]);
+        largest_factor = fmaxf(largest_factor, factor[r][block]);
+        top = max_nan(top, __fmul_rn(largest, factor[r][block]));
       }
       top = max_nan(top, __shfl_xor_sync(0xffffffff, top, 1));
       top = max_nan(top, __shfl_xor_sync(0xffffffff, top, 2));
@@ -273,19 +278,41 @@ struct Consumer {
       sum[r] *= shrink[r];
     }
     moved = __any_sync(0xffffffff, moved);
+    float base[2] = {reference[0], reference[1]};
+    if (__any_sync(0xffffffff, largest_factor > LARGEST_FAST_FACTOR)) {
+      take_references(factor);
+      base[0] = base[1] = 0.0f;
+    }
 #pragma unroll
     for (int step = 0; step < KEYS / 16; ++step) {
       const int block = step / 4;
 #pragma unroll
       for (int word = 0; word < 4; ++word) {
         const int r = word % 2, i = step % 4 * 8 + word / 2 * 4 + 2 * r;
-        const float shift = LOG2_UNIT<DTYPE> - reference[r];
+        const float shift = LOG2_UNIT<DTYPE> - base[r];
         const float x = exp2_approx(fmaf(as_float(s[block][i]), factor[r][block], shift));
         const float y = exp2_approx(fmaf(as_float(s[block][i + 1]), factor[r][block], shift));
         sum[r] += x + y;
         probabilities[step][word] = DTYPE == F16 ? pack_f16x2(x, y) : pack_bf16x2(x, y);
       }
     }
+  }
+
+  // Scores to exponents relative to their references, with factors of one: rounded like the maximum
+  // was, so that none exceeds it. In one step with the exponential they would, by half a unit of
+  // their last place, and P could be infinite.
+  __device__ __forceinline__ void take_references(float (&factor)[2][BLOCKS]) {
+#pragma unroll
+    for (int block = 0; block < BLOCKS; ++block) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        const int r = i / 2 % 2;
+        s[block][i] = as_bits(__fadd_rn(__fmul_rn(as_float(s[block][i]), factor[r][block]),
+                                        -reference[r]));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * BLOCKS; ++i) factor[i / BLOCKS][i % BLOCKS] = 1.0f;
   }
 
   __device__ __forceinline__ void pin_scores() {
@@ -318,13 +345,11 @@ struct Consumer {
   __device__ __forceinline__ void turn(int tile, Probabilities& now, Probabilities& next) {
     ring.full_k(k_turn.stage).wait(k_turn.parity);
     ring.full_v(v_turn.stage).wait(v_turn.parity);
-    if constexpr (TAKES_TURNS) synchronise<CONSUMERS * GROUP>(1 + group());
+    synchronise<CONSUMERS * GROUP>(1 + group());
     wgmma_begin();
     multiply_keys();
     multiply_values(now);
-    if constexpr (TAKES_TURNS) {
-      if (group() == 0 || tile + 1 < last_tile) arrive<CONSUMERS * GROUP>(2 - group());
-    }
+    if (group() == 0 || tile + 1 < last_tile) arrive<CONSUMERS * GROUP>(2 - group());
     wgmma_wait<1>();
     pin_scores();
     find_p(tile + 1, next);
@@ -352,9 +377,7 @@ struct Consumer {
 
   __device__ __forceinline__ void run() {
     Probabilities even, odd;
-    if constexpr (TAKES_TURNS) {
-      if (group() == 1 && last_tile > 0) arrive<CONSUMERS * GROUP>(1);
-    }
+    if (group() == 1 && last_tile > 0) arrive<CONSUMERS * GROUP>(1);
     begin(even);
     for (int tile = 0;; tile += 2) {
       if (tile == last_tile) return end(even);
@@ -386,11 +409,11 @@ struct Consumer {
   }
 };
 
-template <int HEAD_DIM, int KEYS, Dtype DTYPE, int STAGES, bool TAKES_TURNS>
+template <Dtype DTYPE>
 __global__ void __launch_bounds__((1 + CONSUMERS) * GROUP, 1)
 sm90_int8_attention(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) u8 shared[];
-  const Ring<HEAD_DIM, KEYS, STAGES> ring{shared_address_of(shared)};
+  const Ring ring{shared_address_of(shared)};
   const int row_blocks = (p.q_len + ROWS - 1) / ROWS;
   const int batch_head = blockIdx.x / row_blocks;
   int row_block = blockIdx.x % row_blocks;
@@ -403,11 +426,11 @@ sm90_int8_attention(const __grid_constant__ Params p) {
   __syncthreads();
   if (threadIdx.x < GROUP) {
     give_registers<PRODUCER_REGISTERS>();
-    produce<HEAD_DIM, KEYS, DTYPE>(p, ring, batch, kv_head, tiles);
+    produce<DTYPE>(p, ring, batch, kv_head, tiles);
   } else {
     take_registers<CONSUMER_REGISTERS>();
     const s64 head_row = static_cast<s64>(batch_head) * p.q_len;
-    Consumer<HEAD_DIM, KEYS, DTYPE, STAGES, TAKES_TURNS> consumer(ring);
+    Consumer<DTYPE> consumer(ring);
     consumer.start(p, row_block, head_row, static_cast<s64>(batch) * p.kv_heads + kv_head, tiles);
     consumer.run();
     consumer.store(p, batch, head, head_row);

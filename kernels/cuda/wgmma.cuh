@@ -89,22 +89,7 @@ __device__ __forceinline__ void wgmma_s8(u32 (&d)[32], const u32 (&a)[4], WgmmaO
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<int>(adds)));
 }
 
-// D [64, 64 or 128] += A [64, 16] B in FP16 or (else) BF16 and FP32; B: rows of 128 bytes.
-template <Dtype DTYPE>
-__device__ __forceinline__ void wgmma_16bit(float (&d)[32], const u32 (&a)[4], WgmmaOperand b) {
-  if constexpr (DTYPE == F16) {
-    asm volatile(ADDS "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " LIST_32
-                 ", {%32,%33,%34,%35}, %36, adds, 1, 1, 1;}"
-                 : THIRTY_TWO("+f", d, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits));
-  } else {
-    asm volatile(ADDS "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " LIST_32
-                 ", {%32,%33,%34,%35}, %36, adds, 1, 1, 1;}"
-                 : THIRTY_TWO("+f", d, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits));
-  }
-}
-
+// D [64, 128] += A [64, 16] B in FP16 or (else) BF16 and FP32; B: rows of 128 bytes.
 template <Dtype DTYPE>
 __device__ __forceinline__ void wgmma_16bit(float (&d)[64], const u32 (&a)[4], WgmmaOperand b) {
   if constexpr (DTYPE == F16) {

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 class Backend(NamedTuple):
     """bar: relative L1 on normal tensors, which reach .017 and .18; above is a fault, not noise.
 
-    limited: takes neither masks nor FP32.
+    limited: takes neither masks nor FP32, and 128 channels only.
     """
 
     precision: str
@@ -59,7 +59,7 @@ def skip_if_limited(run):
 @pytest.mark.parametrize("d", [64, 128, 256])
 def test_every_remainder_of_keys_ignores_what_lies_behind_them(run, d):
     """Buffers longer than the call, poisoned: a kernel that reads past the end shows it."""
-    if d > 128:
+    if d != 128:
         skip_if_limited(run)
     for nk in range(1, 256):
         q, k, v = tensors(nq=32, nk=320, d=d, seed=nk)
@@ -68,7 +68,7 @@ def test_every_remainder_of_keys_ignores_what_lies_behind_them(run, d):
 
 
 def test_more_batches_and_heads_than_one_dimension_of_a_grid_holds(run):
-    q, k, v = tensors(b=70_001, hq=1, nq=5, nk=9, d=64)
+    q, k, v = tensors(b=70_001, hq=1, nq=5, nk=9)
     run.check(q, k, v)
     run.check(*(x.transpose(0, 1) for x in (q, k, v)))
 
@@ -129,6 +129,8 @@ def test_hidden_keys_cannot_matter(run):
 # ---------------------------------------------------------------------------------------- numerics
 @pytest.mark.parametrize("d", [64, 128])
 def test_finite_inputs_give_finite_outputs(run, d):
+    if d != 128:
+        skip_if_limited(run)
     for dtype, large in ((torch.float16, 6e4), (torch.bfloat16, 1e36), (torch.float32, 1e36)):
         if run.limited and dtype == torch.float32:
             continue

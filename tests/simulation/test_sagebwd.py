@@ -169,8 +169,8 @@ def test_a_second_derivative_and_a_gradient_for_the_mask_are_refused():
     out = sm80_sagebwd.train(q.requires_grad_(), k, v, mask=None, **options).sum()
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(out, q, create_graph=True)
+    mask = torch.zeros(1, 1, 40, 70, requires_grad=True)
     with pytest.raises(ValueError, match="no gradient to the mask"):
-        mask = torch.zeros(1, 1, 40, 70, requires_grad=True)
         sm80_sagebwd.train(q, k, v, mask=mask, **options)
 
 
