@@ -120,7 +120,6 @@ class Backend:
     forward: ``(q, k, v, *, precision, mask, scale, causal) -> out`` on [B, H, N, D] tensors; out is
     token-major in memory.
     train: the differentiable INT8 form (SageBwd), same arguments without precision; None if absent.
-    train_constraints: what it needs beside ``constraints``.
     native: False marks an emulation, which is slower than the host's own attention.
     proof: ``(device, head_dim, dtype) -> clause or None``, what a native backend must show beside
         the self-test's calls; None if nothing.
@@ -133,7 +132,6 @@ class Backend:
     constraints: tuple[Constraint, ...]
     forward: Callable[..., torch.Tensor]
     train: Callable[..., torch.Tensor] | None = None
-    train_constraints: tuple[Constraint, ...] = ()
     proof: Callable[[torch.device, int, torch.dtype], str | None] | None = None
     on_request: bool = False
 
@@ -146,9 +144,6 @@ class Backend:
         for constraint in self.constraints:
             if not constraint.admits(request):
                 return f"{self.name} needs {constraint.describe()}"
-        for constraint in self.train_constraints if request.trainable else ():
-            if not constraint.admits(request):
-                return f"{self.name} needs {constraint.describe()} for training"
         return None
 
 

@@ -2,7 +2,7 @@
 
 from .backend import Backend
 from .launch.fp4_backends import EMULATED_FP4, SM120_FP4
-from .launch.int8_backends import SM80_INT8
+from .launch.sm80_int8 import SM80_INT8
 from .launch.sm90_int8 import SM90_INT8
 from .reference.backend import REFERENCE
 

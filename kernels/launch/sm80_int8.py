@@ -9,17 +9,19 @@ from typing import NamedTuple
 
 import torch
 
-from ..backend import token_major_like
+from ..backend import Backend, Capability, token_major_like
 from ..jit.loader import launch
 from ..jit.variants import Variant
 from .geometry import parts
 from .int8_quantise import Packed, quantise, readable
 from .operands import (
     CODES,
+    CONSTRAINTS,
     MASK,
     OUTPUT,
     find_live_keys,
     first_channels,
+    in_one_dtype,
     in_reach,
     mask_view,
     true_lse,
@@ -181,3 +183,12 @@ def _launch_attention(
         causal,
         CODES[out.dtype],
     )
+
+
+SM80_INT8 = Backend(
+    name="sm80_int8",
+    precisions=("int8",),
+    native=True,
+    constraints=(Capability((8, 0), (12, 1)), *CONSTRAINTS),
+    forward=in_one_dtype(attend),
+)

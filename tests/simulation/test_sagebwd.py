@@ -186,11 +186,6 @@ def test_a_second_derivative_and_a_gradient_for_the_mask_are_refused():
         ),
         ("sagebwd_warp.cuh", "weight[i / 2], sum", "weight[i % 2], sum"),
         ("sagebwd_warp.cuh", "x[n][i] = threadIdx.x & distance ?", "x[n][i] = false ?"),
-        (
-            "sagebwd_tile.cuh",
-            "first + token, end - 1)) + channel",
-            "first + token, end)) + channel",
-        ),
         ("sagebwd_tile.cuh", "half * TILE_PANEL + rest", "rest"),  # the block's other keys
     ],
 )
