@@ -1,5 +1,6 @@
 """Builds many variants at once: one ninja graph, one compiling child process per missing cubin."""
 
+import contextlib
 import json
 import os
 import queue
@@ -84,12 +85,21 @@ def job_count(cpus: int, free_bytes: int, max_jobs: str | None) -> int:
     return max(1, min(cpus, (free_bytes - _MARGIN_BYTES) // _JOB_BYTES))
 
 
+def free_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that may still be used: the machine's, or less where a container's are limited."""
+    free = psutil.virtual_memory().available
+    with contextlib.suppress(OSError, ValueError):  # no such limit, or another form of it
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        free = min(free, limit - used)
+    return free
+
+
 def _run_ninja(jobs: list[Job], progress: Callable[[Progress], None]) -> dict[str, str]:
     """Build ``jobs`` into the cache; answer the reasons of those that failed, by key."""
     folder = cache.writable_folder()
     count = job_count(
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        psutil.virtual_memory().available,
+        free_memory(),
         os.environ.get("MAX_JOBS"),
     )
     with tempfile.TemporaryDirectory(prefix="sageattention3-") as work:

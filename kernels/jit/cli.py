@@ -85,7 +85,7 @@ class _Screen:
         self._drawn = False
 
     def show(self, state: Progress) -> None:
-        text = f"{state.done}/{state.total} {state.seconds:5.1f} s  {state.latest}"
+        text = f"[{state.done}/{state.total}] {state.seconds:5.1f} s  {state.latest}"
         if not self._live:
             print(text, flush=True)
             return

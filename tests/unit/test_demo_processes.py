@@ -80,6 +80,13 @@ def test_stopping_the_demo_shows_no_traceback(tmp_path):
     assert (done.returncode, done.stderr) == (130, "")
 
 
+def test_a_python_that_does_not_look_beside_its_script_runs_the_tools(tmp_path):
+    """ComfyUI's portable build for Windows has such a Python."""
+    command = [sys.executable, "-I", ROOT / "demo" / "__main__.py", "build", "--arch", "sm_75"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert "7.5 is not supported" in done.stderr
+
+
 def test_a_missing_browser_driver_is_named_with_what_installs_it(tmp_path, monkeypatch):
     monkeypatch.setattr(frontend, "MODULES", tmp_path)
     with pytest.raises(frontend.FrontendError, match=r"run `python install\.py test` once"):
