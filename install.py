@@ -102,6 +102,8 @@ def _run(parsed: argparse.Namespace, options: list[str]) -> int:
         return uninstall.uninstall()
     if parsed.command == "build" and importlib.util.find_spec("torch"):
         return run_tool(sys.executable, "build", *options)
+    if parsed.command == "test" and not (ROOT / "tests").is_dir():
+        raise SetupError("The tests are not part of a release: clone the repository for them.")
     environment.make_environment()
     if parsed.command == "test":
         return test(options)
