@@ -1,37 +1,7 @@
 // Opens workflows in ComfyUI's real frontend, headless, and says what it saw.
 // stdin: one JSON job (see frontend.py); stdout: one JSON answer per visit, in a list.
 
-import { readFileSync } from "node:fs";
-import { mkdtemp, rm } from "node:fs/promises";
-import { createRequire } from "node:module";
-import { tmpdir } from "node:os";
-import { join } from "node:path";
-
-const job = JSON.parse(readFileSync(0, "utf8"));
-const { chromium } = createRequire(join(job.modules, "any.js"))("playwright-core");
-
-// First-run dialogs and overlays would cover the graph.
-const SETTINGS = {
-  "Comfy.TutorialCompleted": true,
-  "Comfy.Minimap.Visible": false,
-  "Comfy.Graph.CanvasInfo": false,
-  "Comfy.VueNodes.Enabled": false,
-  "Comfy.Workflow.ShowMissingModelsWarning": false,
-};
-
-async function openFrontend(context) {
-  for (const [key, value] of Object.entries(SETTINGS)) {
-    const body = JSON.stringify(value);
-    await fetch(`${job.url}/api/settings/${key}`, { method: "POST", body });
-  }
-  const page = context.pages()[0] ?? (await context.newPage());
-  await page.goto(job.url, { waitUntil: "domcontentloaded" });
-  await page.waitForFunction(
-    (type) => window.app?.graph && window.LiteGraph?.registered_node_types[type],
-    job.wait_for_node,
-  );
-  return page;
-}
+import { withFrontend } from "./page.mjs";
 
 async function loadWorkflow(page, workflow) {
   await page.evaluate((graph) => window.app.loadGraphData(graph), workflow);
@@ -80,7 +50,7 @@ function fitGraph({ side, top: above }) {
   return { x: side, y: above, width: width * scale, height: height * scale };
 }
 
-async function shoot(page, path) {
+async function shoot(page, job, path) {
   const graph = await page.evaluate(fitGraph, { side: 90, top: 150 });
   await page.waitForTimeout(1000); // the canvas redraws on its own clock
   if (job.crop_pad === null) return await page.screenshot({ path });
@@ -91,7 +61,7 @@ async function shoot(page, path) {
 }
 
 // Presses the Run button as a user would and waits for the server's verdict.
-async function run(page) {
+async function run(page, job) {
   const history = async () => Object.values(await (await fetch(`${job.url}/history`)).json());
   const before = (await history()).length;
   await page.getByTestId("queue-button").getByRole("button").first().click();
@@ -115,44 +85,26 @@ function describeNodes() {
   }));
 }
 
-async function visit(page, { workflow, run: prompt, loaded_png, done_png }) {
+async function visit(page, job, { workflow, run: prompt, loaded_png, done_png }) {
   const answer = { errors: [], status: null };
   const note = (error) => answer.errors.push(String(error));
   page.on("pageerror", note);
   await loadWorkflow(page, workflow);
   answer.prompt = await page.evaluate(async () => (await window.app.graphToPrompt()).output);
-  if (loaded_png) await shoot(page, loaded_png);
+  if (loaded_png) await shoot(page, job, loaded_png);
   if (prompt) {
     await loadPrompt(page, prompt, workflow);
-    answer.status = await run(page);
+    answer.status = await run(page, job);
     await page.waitForTimeout(1500); // previews load
-    if (done_png) await shoot(page, done_png);
+    if (done_png) await shoot(page, job, done_png);
   }
   answer.nodes = await page.evaluate(describeNodes);
   page.off("pageerror", note);
   return answer;
 }
 
-const profile = await mkdtemp(join(tmpdir(), "frontend-"));
-const context = await chromium.launchPersistentContext(profile, {
-  executablePath: job.chromium,
-  viewport: { width: job.viewport[0], height: job.viewport[1] },
-  args: [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-  ],
-});
-context.setDefaultTimeout(job.timeout_s * 1000);
-try {
-  const page = await openFrontend(context);
+await withFrontend(async (page, job) => {
   const answers = [];
-  for (const stop of job.visits) answers.push(await visit(page, stop));
-  console.log(JSON.stringify(answers));
-} finally {
-  await context.close();
-  await rm(profile, { recursive: true, force: true });
-}
+  for (const stop of job.visits) answers.push(await visit(page, job, stop));
+  return answers;
+});
