@@ -62,12 +62,17 @@ def build(
     """Make sure that every (variant, compute capability) is in the cache; answer all of them.
 
     Raises BuildError after everything that can be built has been; another JitError where nothing
-    can (no NVRTC, a GPU that it cannot build for, a missing source, no cache folder).
+    can (no NVRTC, a GPU that it cannot build for, a missing source, no cache folder, a full disk).
     """
     nvrtc = find_nvrtc()
     jobs = [(variant, sm, describe_job(variant, sm, nvrtc)) for variant, sm in wanted]
     missing = {job.key: job for _, _, job in jobs if cache.find(job.key) is None}
-    failures = _run_ninja(list(missing.values()), progress) if missing else {}
+    try:
+        failures = _run_ninja(list(missing.values()), progress) if missing else {}
+    except OSError as error:
+        raise JitError(
+            f"the build could not keep its files ({error}); is the disk full?"
+        ) from error
     entries = {job.key: cache.find(job.key) for _, _, job in jobs if job.key not in failures}
     for key, entry in entries.items():
         if entry is None:

@@ -148,6 +148,25 @@ time.sleep(60)
     waiter.join()
 
 
+@pytest.mark.skipif(os.name != "posix", reason="files cannot be limited here")
+@pytest.mark.parametrize("most", [100, 5000], ids=["at the start", "while kernels are kept"])
+def test_a_disk_that_is_full_is_said_in_words_and_leaves_nothing_broken(cache_folder, most):
+    import resource
+
+    def limit_files():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+    builder = start_builder(1, 2, preexec_fn=limit_files)
+    _, errors = builder.communicate(timeout=60)
+    last = errors.decode().strip().splitlines()[-1]
+    assert builder.returncode
+    assert last.startswith(("jit.errors.JitError", "jit.build.BuildError", "saxpy<"))
+    assert "File too large" in last
+    assert all(cache.unseal(path.read_bytes()) for path in cache_folder.glob("*.cubin"))
+    assert list(cache_folder.glob("*.tmp")) == []
+    assert len(answer(start_builder(1, 2))) == 2, "with room again it builds"
+
+
 def test_crashing_compiler_is_an_error_not_a_crash(saxpy, tmp_path, monkeypatch):
     child = tmp_path / "child.py"
     child.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
