@@ -12,12 +12,11 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from ..installer.place import link_folder
-from ..installer.screen import SetupError
 from .pack import NAME, ROOT
 
 HOST = ROOT / ".host"
-COMFY = HOST / "comfyui"  # the host's code
+VARIABLE = "SAGEATTENTION3_COMFYUI"  # names another host's folder; see tests/on_host.py
+COMFY = Path(os.environ.get(VARIABLE) or HOST / "comfyui")  # the host's code
 BASE = HOST / "base"  # its models, custom nodes, input and output
 MODELS = BASE / "models" / "diffusion_models"
 
@@ -37,6 +36,10 @@ class HostError(RuntimeError):
 
 def prepare(say: Callable[[str], None] = print) -> None:
     """Unpack the host and link the pack into it. Does only what is missing; may be interrupted."""
+    # Here, not above: the host loads the demo's nodes as a pack of their own.
+    from ..installer.place import link_folder
+    from ..installer.screen import SetupError
+
     if not COMFY.is_dir():
         say("ComfyUI host: downloading")
         wheel = _download(HOST / "wheel")
