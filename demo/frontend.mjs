@@ -1,7 +1,7 @@
 // Opens workflows in ComfyUI's real frontend, headless, and says what it saw.
 // stdin: one JSON job (see frontend.py); stdout: one JSON answer per visit, in a list.
 
-import { withFrontend } from "./page.mjs";
+import { job, withFrontend } from "./page.mjs";
 
 async function loadWorkflow(page, workflow) {
   await page.evaluate((graph) => window.app.loadGraphData(graph), workflow);
@@ -50,7 +50,7 @@ function fitGraph({ side, top: above }) {
   return { x: side, y: above, width: width * scale, height: height * scale };
 }
 
-async function shoot(page, job, path) {
+async function shoot(page, path) {
   const graph = await page.evaluate(fitGraph, { side: 90, top: 150 });
   await page.waitForTimeout(1000); // the canvas redraws on its own clock
   if (job.crop_pad === null) return await page.screenshot({ path });
@@ -61,7 +61,7 @@ async function shoot(page, job, path) {
 }
 
 // Presses the Run button as a user would and waits for the server's verdict.
-async function run(page, job) {
+async function run(page) {
   const history = async () => Object.values(await (await fetch(`${job.url}/history`)).json());
   const before = (await history()).length;
   await page.getByTestId("queue-button").getByRole("button").first().click();
@@ -85,26 +85,26 @@ function describeNodes() {
   }));
 }
 
-async function visit(page, job, { workflow, run: prompt, loaded_png, done_png }) {
+async function visit(page, { workflow, run: prompt, loaded_png, done_png }) {
   const answer = { errors: [], status: null };
   const note = (error) => answer.errors.push(String(error));
   page.on("pageerror", note);
   await loadWorkflow(page, workflow);
   answer.prompt = await page.evaluate(async () => (await window.app.graphToPrompt()).output);
-  if (loaded_png) await shoot(page, job, loaded_png);
+  if (loaded_png) await shoot(page, loaded_png);
   if (prompt) {
     await loadPrompt(page, prompt, workflow);
-    answer.status = await run(page, job);
+    answer.status = await run(page);
     await page.waitForTimeout(1500); // previews load
-    if (done_png) await shoot(page, job, done_png);
+    if (done_png) await shoot(page, done_png);
   }
   answer.nodes = await page.evaluate(describeNodes);
   page.off("pageerror", note);
   return answer;
 }
 
-await withFrontend(async (page, job) => {
+await withFrontend(async (page) => {
   const answers = [];
-  for (const stop of job.visits) answers.push(await visit(page, job, stop));
+  for (const stop of job.visits) answers.push(await visit(page, stop));
   return answers;
 });

@@ -16,9 +16,10 @@ const SETTINGS = {
   "Comfy.Workflow.ShowMissingModelsWarning": false,
 };
 
-// Prints what `action(page, job)` answers, the page being the frontend with all nodes known.
+export const job = JSON.parse(readFileSync(0, "utf8"));
+
+// Prints what `action(page)` answers, the page being the frontend with all nodes known.
 export async function withFrontend(action) {
-  const job = JSON.parse(readFileSync(0, "utf8"));
   const { chromium } = createRequire(join(job.modules, "any.js"))("playwright-core");
   const profile = await mkdtemp(join(tmpdir(), "frontend-"));
   const context = await chromium.launchPersistentContext(profile, {
@@ -35,14 +36,14 @@ export async function withFrontend(action) {
   });
   context.setDefaultTimeout(job.timeout_s * 1000);
   try {
-    console.log(JSON.stringify(await action(await openFrontend(context, job), job)));
+    console.log(JSON.stringify(await action(await openFrontend(context))));
   } finally {
     await context.close();
     await rm(profile, { recursive: true, force: true });
   }
 }
 
-async function openFrontend(context, job) {
+async function openFrontend(context) {
   for (const [key, value] of Object.entries(SETTINGS)) {
     const body = JSON.stringify(value);
     await fetch(`${job.url}/api/settings/${key}`, { method: "POST", body });

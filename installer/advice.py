@@ -50,8 +50,8 @@ def _all(report: dict) -> Iterator[Advice]:
         yield Advice(
             NOTE,
             "packages-missing",
-            f"Missing packages: {', '.join(report['missing'])}. The nodes load, but the report's "
-            "picture, profiles or the fast kernels are left out. Run `install.py` with ComfyUI's "
+            f"Missing packages: {', '.join(report['missing'])}. The nodes load, but what needs "
+            "them (pictures, or the fast kernels) is left out. Run `install.py` with ComfyUI's "
             "Python while online.",
         )
     if torch["gpus"]:

@@ -1,6 +1,6 @@
 // What somebody new does by hand: searches for the node, reads its help, opens a template.
 
-import { withFrontend } from "../../demo/page.mjs";
+import { job, withFrontend } from "../../demo/page.mjs";
 
 async function search(page, words) {
   await page.waitForFunction(() => window.app.graph._nodes.length > 0); // the first graph is up
@@ -41,7 +41,7 @@ async function openTemplate(page, words, shot) {
 
 const nodes = (page) => page.evaluate(() => window.app.graph._nodes.map((node) => node.type));
 
-await withFrontend(async (page, job) => {
+await withFrontend(async (page) => {
   const answer = { errors: [] };
   page.on("pageerror", (error) => answer.errors.push(String(error)));
   answer.found = await search(page, "sage");

@@ -17,7 +17,7 @@ from sageattention3.installer.screen import SetupError
 
 from .machines import machine
 
-NAMES = ("filelock", "matplotlib", "ninja", "platformdirs", "psutil", "safetensors")
+NAMES = [packages.name_of(line) for line in packages.read_requirements()]
 BUILD = ["build", "--brief"]
 
 
