@@ -18,6 +18,7 @@ what is done is not done twice.
 """
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import subprocess
@@ -56,6 +57,9 @@ from sageattention3_installer.screen import SetupError  # noqa: E402
 
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):  # not those of every program around us
+            stream.reconfigure(errors="replace")  # consoles know few letters, folders have many
     if arguments[:1] == ["probe"]:  # started by the doctor
         probe.probe(arguments[1], Path(arguments[2]))
         return 0

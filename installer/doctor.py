@@ -100,7 +100,8 @@ def _lines(report: dict):
     yield "driver", ", ".join(drivers) or "no answer from NVIDIA's"
     nvrtc, cache = report["nvrtc"], report["cache"]
     place = "a package of this Python" if nvrtc.get("of_package") else "the system's or torch's own"
-    yield "NVRTC", nvrtc.get("error") or f"{nvrtc['version']}, {place}"
+    if torch["cuda"]:  # nothing is built without
+        yield "NVRTC", nvrtc.get("error") or f"{nvrtc['version']}, {place}"
     yield "kernels", cache.get("error") or f"{cache['kernels']} built, {cache['mib']} MiB"
     yield (
         "packages",

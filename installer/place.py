@@ -13,7 +13,9 @@ ROOT = Path(os.path.abspath(__file__)).parent.parent
 def run_tool(python: Path | str, *arguments: str) -> int:
     """Run ``demo/__main__.py`` with ``python``; its exit status."""
     command = [python, ROOT / "demo" / "__main__.py", *arguments]
-    return subprocess.run(command, check=False).returncode
+    # What it prints may hold letters that this console does not know.
+    environment = {"PYTHONIOENCODING": ":replace", **os.environ}
+    return subprocess.run(command, env=environment, check=False).returncode
 
 
 def link_folder(link: Path, target: Path) -> None:

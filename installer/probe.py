@@ -9,7 +9,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import traceback
 from pathlib import Path
 
 from . import jit
@@ -118,4 +117,4 @@ def find_backends(devices: list[str]) -> list[dict]:
 
 
 def _words(error: BaseException) -> str:
-    return traceback.format_exception_only(error)[-1].strip()
+    return f"{type(error).__name__}: {error}".strip(": ")

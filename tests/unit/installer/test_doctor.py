@@ -66,6 +66,16 @@ def test_a_python_that_does_not_look_beside_its_script_is_enough():
     assert json.loads(done.stdout)["pack"]["nodes"]
 
 
+def test_a_console_that_knows_few_letters_is_no_trouble(tmp_path, monkeypatch):
+    """QA-38: as on Windows with an old code page."""
+    (tmp_path / "custom_nodes").mkdir()
+    (tmp_path / "start-测试.sh").write_text("python main.py --use-sage-attention\n", "utf-8")
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    done = run_doctor("--comfyui", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "--use-sage-attention in start-??.sh" in done.stdout
+
+
 def test_a_torch_that_ends_its_process_does_not_end_the_report(tmp_path, monkeypatch):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("import os\nos.abort()\n")
