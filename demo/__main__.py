@@ -4,6 +4,7 @@ import argparse
 import importlib
 import importlib.util
 import sys
+from pathlib import Path
 
 INTERRUPTED = 130  # as shells report Ctrl-C
 
@@ -19,9 +20,11 @@ def main() -> int:
     if options and arguments.command != "build":
         parser.error(f"unknown: {' '.join(options)}")
 
-    # Python puts this folder first, where its modules would shadow ComfyUI's of the same names.
-    folder = sys.path.pop(0)
-    spec = importlib.util.spec_from_file_location("sageattention3_loader", f"{folder}/pack.py")
+    folder = Path(__file__).resolve().parent
+    # Python puts this folder first, where its modules would shadow ComfyUI's of the same names; one
+    # that is embedded in another program does not.
+    sys.path[:] = [path for path in sys.path if not path or Path(path).resolve() != folder]
+    spec = importlib.util.spec_from_file_location("sageattention3_loader", folder / "pack.py")
     loader = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loader)
     loader.load_pack()

@@ -1,37 +1,7 @@
 // Opens workflows in ComfyUI's real frontend, headless, and says what it saw.
 // stdin: one JSON job (see frontend.py); stdout: one JSON answer per visit, in a list.
 
-import { readFileSync } from "node:fs";
-import { mkdtemp, rm } from "node:fs/promises";
-import { createRequire } from "node:module";
-import { tmpdir } from "node:os";
-import { join } from "node:path";
-
-const job = JSON.parse(readFileSync(0, "utf8"));
-const { chromium } = createRequire(join(job.modules, "any.js"))("playwright-core");
-
-// First-run dialogs and overlays would cover the graph.
-const SETTINGS = {
-  "Comfy.TutorialCompleted": true,
-  "Comfy.Minimap.Visible": false,
-  "Comfy.Graph.CanvasInfo": false,
-  "Comfy.VueNodes.Enabled": false,
-  "Comfy.Workflow.ShowMissingModelsWarning": false,
-};
-
-async function openFrontend(context) {
-  for (const [key, value] of Object.entries(SETTINGS)) {
-    const body = JSON.stringify(value);
-    await fetch(`${job.url}/api/settings/${key}`, { method: "POST", body });
-  }
-  const page = context.pages()[0] ?? (await context.newPage());
-  await page.goto(job.url, { waitUntil: "domcontentloaded" });
-  await page.waitForFunction(
-    (type) => window.app?.graph && window.LiteGraph?.registered_node_types[type],
-    job.wait_for_node,
-  );
-  return page;
-}
+import { job, withFrontend } from "./page.mjs";
 
 async function loadWorkflow(page, workflow) {
   await page.evaluate((graph) => window.app.loadGraphData(graph), workflow);
@@ -133,26 +103,8 @@ async function visit(page, { workflow, run: prompt, loaded_png, done_png }) {
   return answer;
 }
 
-const profile = await mkdtemp(join(tmpdir(), "frontend-"));
-const context = await chromium.launchPersistentContext(profile, {
-  executablePath: job.chromium,
-  viewport: { width: job.viewport[0], height: job.viewport[1] },
-  args: [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-  ],
-});
-context.setDefaultTimeout(job.timeout_s * 1000);
-try {
-  const page = await openFrontend(context);
+await withFrontend(async (page) => {
   const answers = [];
   for (const stop of job.visits) answers.push(await visit(page, stop));
-  console.log(JSON.stringify(answers));
-} finally {
-  await context.close();
-  await rm(profile, { recursive: true, force: true });
-}
+  return answers;
+});

@@ -66,15 +66,26 @@ def tour(
     crop: screenshots hold the graph alone. timeout_s: limit of each wait. Raises ``FrontendError``
     with the script's own words.
     """
+    job = {
+        "visits": [vars(visit) for visit in visits],
+        "crop_pad": CROP_PAD if crop else None,
+    }
+    return [Sight(**answer) for answer in run_script(SCRIPT, url, job, timeout_s=timeout_s)]
+
+
+def run_script(script: Path, url: str, job: dict[str, Any], *, timeout_s: float = 120) -> Any:
+    """What ``script``, which uses ``page.mjs``, answers when it has done ``job`` at ``url``.
+
+    timeout_s: limit of each wait. Raises ``FrontendError`` with the script's own words.
+    """
     if not (MODULES / "playwright-core").is_dir() or not shutil.which("node"):
         raise FrontendError(
             "The browser's driver is not installed: run `python install.py test` once, without "
             "--no-browser"
         )
     job = {
+        **job,
         "url": url,
-        "visits": [vars(visit) for visit in visits],
-        "crop_pad": CROP_PAD if crop else None,
         "viewport": VIEWPORT,
         "timeout_s": timeout_s,
         "modules": str(MODULES),
@@ -82,7 +93,7 @@ def tour(
         "wait_for_node": "SageAttention3Report",
     }
     done = subprocess.run(
-        ["node", SCRIPT],
+        ["node", script],
         input=json.dumps(job, default=str),
         capture_output=True,
         text=True,
@@ -90,4 +101,4 @@ def tour(
     )
     if done.returncode:
         raise FrontendError(done.stderr.strip())
-    return [Sight(**answer) for answer in json.loads(done.stdout)]
+    return json.loads(done.stdout)

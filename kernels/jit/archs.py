@@ -77,6 +77,10 @@ def parse(name: str) -> int:
     return sm
 
 
+def is_supported(sm: int) -> bool:
+    return any(known // 10 == sm // 10 and known <= sm for known in _LIMITS)
+
+
 def _known(sm: int) -> int:
     """The newest capability we know of that ``sm`` is binary compatible with."""
     family = [known for known in _LIMITS if known // 10 == sm // 10 and known <= sm]

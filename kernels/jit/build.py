@@ -1,5 +1,6 @@
 """Builds many variants at once: one ninja graph, one compiling child process per missing cubin."""
 
+import contextlib
 import json
 import os
 import queue
@@ -61,12 +62,17 @@ def build(
     """Make sure that every (variant, compute capability) is in the cache; answer all of them.
 
     Raises BuildError after everything that can be built has been; another JitError where nothing
-    can (no NVRTC, a GPU that it cannot build for, a missing source, no cache folder).
+    can (no NVRTC, a GPU that it cannot build for, a missing source, no cache folder, a full disk).
     """
     nvrtc = find_nvrtc()
     jobs = [(variant, sm, describe_job(variant, sm, nvrtc)) for variant, sm in wanted]
     missing = {job.key: job for _, _, job in jobs if cache.find(job.key) is None}
-    failures = _run_ninja(list(missing.values()), progress) if missing else {}
+    try:
+        failures = _run_ninja(list(missing.values()), progress) if missing else {}
+    except OSError as error:
+        raise JitError(
+            f"the build could not keep its files ({error}); is the disk full?"
+        ) from error
     entries = {job.key: cache.find(job.key) for _, _, job in jobs if job.key not in failures}
     for key, entry in entries.items():
         if entry is None:
@@ -84,12 +90,21 @@ def job_count(cpus: int, free_bytes: int, max_jobs: str | None) -> int:
     return max(1, min(cpus, (free_bytes - _MARGIN_BYTES) // _JOB_BYTES))
 
 
+def free_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that may still be used: the machine's, or less where a container's are limited."""
+    free = psutil.virtual_memory().available
+    with contextlib.suppress(OSError, ValueError):  # no such limit, or another form of it
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        free = min(free, limit - used)
+    return free
+
+
 def _run_ninja(jobs: list[Job], progress: Callable[[Progress], None]) -> dict[str, str]:
     """Build ``jobs`` into the cache; answer the reasons of those that failed, by key."""
     folder = cache.writable_folder()
     count = job_count(
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        psutil.virtual_memory().available,
+        free_memory(),
         os.environ.get("MAX_JOBS"),
     )
     with tempfile.TemporaryDirectory(prefix="sageattention3-") as work:

@@ -10,10 +10,12 @@ import hashlib
 import json
 import logging
 import os
+import re
 import stat
 import struct
 import tempfile
 import time
+from collections.abc import Container
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +28,9 @@ log = logging.getLogger("sageattention3")
 
 VARIABLE = "SAGEATTENTION3_CACHE"
 _LIFETIME_DAYS = {".cubin": 90, ".tmp": 1, ".lock": 1}
+_OUTDATED_DAYS = 7
 _DAY = 24 * 3600
+_OURS = re.compile(r"[0-9a-f]{40}\.(cubin|lock)|[0-9a-f]{8}\w*\.tmp")
 _LOCK_SECONDS = 600
 
 # cubin, record (JSON), length of the record, SHA-256 of all that, format
@@ -111,10 +115,40 @@ def building(folder: Path, key: str):
         lock.release()
 
 
-def prune(folder: Path) -> None:
-    """Remove entries that were not used for months and what killed builds left behind."""
+def entries() -> list[Path]:
+    """The files of all entries that ``find`` would look at, whole or damaged."""
+    return [path for folder in _candidates() for path in sorted(folder.glob("*.cubin"))]
+
+
+def clear() -> tuple[int, int]:
+    """Remove every entry and what killed builds left; answer the number of entries and bytes.
+
+    Files of other kinds stay, for the user may have chosen a folder with other things in it.
+    """
+    count = size = 0
+    for folder in filter(_trusted, _candidates()):
+        if not folder.is_dir():
+            continue
+        for path in folder.iterdir():
+            if _OURS.fullmatch(path.name):
+                count += path.suffix == ".cubin"
+                size += path.stat().st_size
+                path.unlink()
+        with contextlib.suppress(OSError):  # something else is in it
+            folder.rmdir()
+    return count, size
+
+
+def prune(folder: Path, current: Container[str] | None = None) -> None:
+    """Remove entries that were not used for months and what killed builds left behind.
+
+    current: keys of all that this version of the pack and of NVRTC may want. Other entries go
+    after a week without use; until then another ComfyUI of this user may still want them.
+    """
     for path in folder.iterdir():
         days = _LIFETIME_DAYS.get(path.suffix)
+        if path.suffix == ".cubin" and current is not None and path.stem not in current:
+            days = _OUTDATED_DAYS
         with contextlib.suppress(OSError):  # another process may prune at this moment
             if days and time.time() - path.stat().st_mtime > days * _DAY:
                 path.unlink()

@@ -34,6 +34,9 @@ def main(job_path: Path, result_path: Path, folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    del sys.path[0]  # this folder: its module names are not meant for the top level
+    # Python puts this folder first, but its module names are not meant for the top level. One that
+    # is embedded in another program has something else in that place.
+    folder = Path(__file__).resolve().parent
+    sys.path[:] = [path for path in sys.path if not path or Path(path).resolve() != folder]
     _load_package("sageattention3_jit")
     sys.exit(main(*map(Path, sys.argv[1:])))

@@ -163,3 +163,18 @@ def test_a_report_of_an_unpatched_sampler_says_that_its_run_is_an_old_one(flux, 
     report = report_of(server, {**prompt, sampler: {**prompt[sampler], "inputs": unpatched}})
     assert report["text"][0].startswith("No sampling with this model since the last report")
     assert all(row["repeated"] for row in report["ledger"][0])
+
+
+def test_the_documented_script_runs_a_prompt_and_prints_the_report(flux, server, tmp_path, capsys):
+    page = (host.ROOT / "docs" / "headless.md").read_text("utf-8")
+    [script] = re.findall(r"^```python\n(.+?)^```", page, re.M | re.S)
+    file = tmp_path / "prompt.json"
+    file.write_text(json.dumps(flux()))
+    for name, value in (("url", server.url), ("file", file)):
+        line = "Path({!r})" if name == "file" else "{!r}"
+        script, count = re.subn(
+            rf"^{name} = .+$", f"{name} = {line.format(str(value))}", script, flags=re.M
+        )
+        assert count == 1
+    exec(script, {})
+    assert "preset quality" in capsys.readouterr().out

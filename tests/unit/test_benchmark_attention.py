@@ -1,4 +1,4 @@
-"""What benchmarks/attention.py computes without a GPU, and what the README quotes of its result."""
+"""What benchmarks/attention.py computes without a GPU, and what documents quote of its result."""
 
 import json
 import re
@@ -27,13 +27,29 @@ def test_the_committed_result_says_where_it_comes_from_and_has_every_shape(resul
     assert {"machine", "torch", "cuda", "date"} <= set(result)
 
 
-@pytest.mark.parametrize("model", ["HunyuanVideo", "Wan 2.1 14B", "Flux", "SDXL"])
-def test_the_ratios_in_the_readme_are_those_of_the_result(result, model):
+MODELS = ["HunyuanVideo", "Wan 2.1 14B", "Flux", "SDXL"]
+
+
+def ratios_of(result, model):
+    """INT8 over torch's FlashAttention-2 and over its cuDNN, as documents write them."""
     [taken] = [call["milliseconds"] for call in result["calls"] if call["name"] == model]
     ours = taken["int8 (sm80_int8)"]
-    ratios = [f"{taken[name] / ours:.2f}x" for name in ("torch flash", "torch cuDNN")]
-    [row] = re.findall(rf"\| {re.escape(model)}, .*", (ROOT / "README.md").read_text("utf-8"))
-    assert re.findall(r"[\d.]+x", row) == ratios
+    return [f"{taken[name] / ours:.2f}" for name in ("torch flash", "torch cuDNN")]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_ratios_in_the_table_are_those_of_the_result(result, model):
+    table = (ROOT / "docs" / "gpus.md").read_text("utf-8")
+    [row] = re.findall(rf"\| {re.escape(model)}, .*", table)
+    assert re.findall(r"([\d.]+)x", row) == ratios_of(result, model)
+
+
+def test_the_readme_quotes_the_least_and_the_most_of_the_table(result):
+    quoted = re.search(
+        r"measured ([\d.]+) to ([\d.]+) times", (ROOT / "README.md").read_text("utf-8")
+    )
+    over_flash = sorted(ratios_of(result, model)[0] for model in MODELS)
+    assert quoted.groups() == (over_flash[0], over_flash[-1])
 
 
 def test_a_plot_has_a_bar_for_whatever_took_part(result, tmp_path):

@@ -80,7 +80,32 @@ def test_stopping_the_demo_shows_no_traceback(tmp_path):
     assert (done.returncode, done.stderr) == (130, "")
 
 
+def test_a_python_that_does_not_look_beside_its_script_runs_the_tools(tmp_path):
+    """ComfyUI's portable build for Windows has such a Python."""
+    command = [sys.executable, "-I", ROOT / "demo" / "__main__.py", "build", "--arch", "sm_75"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert "7.5 is not supported" in done.stderr
+
+
 def test_a_missing_browser_driver_is_named_with_what_installs_it(tmp_path, monkeypatch):
     monkeypatch.setattr(frontend, "MODULES", tmp_path)
     with pytest.raises(frontend.FrontendError, match=r"run `python install\.py test` once"):
         frontend.tour("http://127.0.0.1:1", [])
+
+
+def test_tests_on_another_host_name_a_folder_that_is_none(tmp_path):
+    command = [sys.executable, ROOT / "tests" / "on_host.py", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"{tmp_path} is no ComfyUI: it has no main.py\n",
+    )
+
+
+def test_the_demos_nodes_need_nothing_beside_their_folder():
+    """The host loads them as a pack of their own, from a link to that folder alone."""
+    modules = ["host", "families", "widths", "tiny", "nodes", "pack"]
+    for name in modules:
+        text = (ROOT / "demo" / f"{name}.py").read_text("utf-8")
+        above = [line for line in text.splitlines() if line.startswith("from ..")]
+        assert above == [], name

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from sageattention3.demo.graph import inputs_of, is_widget, to_prompt
 from sageattention3.demo.pack import ROOT
-from sageattention3.workflows.build.catalogue import RECIPES, build
+from sageattention3.workflows.build.catalogue import RECIPES, build, build_prompt
 from sageattention3.workflows.build.sheet import TITLE
 
 FOLDER = ROOT / "workflows"
@@ -42,6 +42,17 @@ def test_the_file_is_what_its_recipe_writes_on_this_host(file, object_info):
     assert file.read_text("utf-8") == build(file.stem, object_info), (
         "run `.venv/bin/python workflows/build`"
     )
+
+
+def test_the_prompt_for_users_without_a_frontend_is_that_of_the_workflow(file, object_info):
+    prompt = (FOLDER / "api" / file.name).read_text("utf-8")
+    assert prompt == build_prompt(file.read_text("utf-8"), object_info), (
+        "run `.venv/bin/python workflows/build`"
+    )
+
+
+def test_every_prompt_has_its_workflow():
+    assert {path.name for path in (FOLDER / "api").iterdir()} == {path.name for path in FILES}
 
 
 def test_every_node_and_its_slots_are_those_of_the_host(workflow, object_info):

@@ -1,4 +1,6 @@
-"""Writes every workflow and its picture: ``.venv/bin/python workflows/build`` after a change.
+"""Writes every workflow, its prompt in ``api/`` and its picture.
+
+Run ``.venv/bin/python workflows/build`` after a change.
 
 Needs the demo host (``python install.py demo`` makes it) and Chromium.
 """
@@ -25,7 +27,7 @@ def main() -> None:
     from sageattention3.demo.frontend import Visit, tour
     from sageattention3.demo.host import HOST
     from sageattention3.demo.server import Server
-    from sageattention3.workflows.build.catalogue import RECIPES, build
+    from sageattention3.workflows.build.catalogue import RECIPES, build, build_prompt
     from sageattention3.workflows.build.thumbnail import compose
 
     with Server(HOST / "workflows.log") as server, tempfile.TemporaryDirectory() as folder:
@@ -34,6 +36,8 @@ def main() -> None:
         for name in RECIPES:
             text = build(name, object_info)
             (WORKFLOWS / f"{name}.json").write_text(text, encoding="utf-8")
+            prompt = build_prompt(text, object_info)
+            (WORKFLOWS / "api" / f"{name}.json").write_text(prompt, encoding="utf-8")
             visits[name] = Visit(json.loads(text), loaded_png=Path(folder, f"{name}.png"))
         tour(server.url, list(visits.values()), crop=True)
         for name, visit in visits.items():

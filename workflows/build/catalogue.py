@@ -1,9 +1,9 @@
-"""Every shipped workflow by its file's stem, and its text as shipped."""
+"""Every shipped workflow by its file's stem, and its texts as shipped."""
 
 import json
 from collections.abc import Callable
 
-from ...demo.graph import ObjectInfo
+from ...demo.graph import ObjectInfo, to_prompt
 from .images import flux_dev, qwen_image, sd3_5_large
 from .sheet import Sheet
 from .videos import hunyuan_video, ltxv, wan2_1_i2v, wan2_1_t2v
@@ -19,3 +19,14 @@ def build(name: str, object_info: ObjectInfo) -> str:
     sheet = Sheet(object_info)
     RECIPES[name](sheet)
     return json.dumps(sheet.workflow(name), indent=2) + "\n"
+
+
+def build_prompt(workflow: str, object_info: ObjectInfo) -> str:
+    """The JSON of the prompt that ``workflow``, a text of ``build``, is to the server.
+
+    For those who use the server without the frontend; nodes carry their names for them to read.
+    """
+    prompt = to_prompt(json.loads(workflow), object_info)
+    for node in prompt.values():
+        node["_meta"] = {"title": object_info[node["class_type"]]["display_name"]}
+    return json.dumps(prompt, indent=2) + "\n"

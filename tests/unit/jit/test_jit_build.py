@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -147,6 +148,25 @@ time.sleep(60)
     waiter.join()
 
 
+@pytest.mark.skipif(os.name != "posix", reason="files cannot be limited here")
+@pytest.mark.parametrize("most", [100, 5000], ids=["at the start", "while kernels are kept"])
+def test_a_disk_that_is_full_is_said_in_words_and_leaves_nothing_broken(cache_folder, most):
+    import resource
+
+    def limit_files():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+    builder = start_builder(1, 2, preexec_fn=limit_files)
+    _, errors = builder.communicate(timeout=60)
+    last = errors.decode().strip().splitlines()[-1]
+    assert builder.returncode
+    assert last.startswith(("jit.errors.JitError", "jit.build.BuildError", "saxpy<"))
+    assert "File too large" in last
+    assert all(cache.unseal(path.read_bytes()) for path in cache_folder.glob("*.cubin"))
+    assert list(cache_folder.glob("*.tmp")) == []
+    assert len(answer(start_builder(1, 2))) == 2, "with room again it builds"
+
+
 def test_crashing_compiler_is_an_error_not_a_crash(saxpy, tmp_path, monkeypatch):
     child = tmp_path / "child.py"
     child.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
@@ -187,6 +207,50 @@ def test_environment_without_home_path_and_locale_still_builds(tmp_path):
     assert answer(start_builder(3, env=environment))
 
 
+def test_foreign_toolchains_are_nobodys_business(tmp_path):
+    """QA-35: an nvcc older than torch, a CUDA_HOME without CUDA, compilers that fail, no ninja."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("nvcc", "gcc", "cc", "cl", "ninja"):
+        (tools / name).write_text("#!/bin/sh\necho release 11.8\nexit 1\n")
+        (tools / name).chmod(0o755)
+    environment = {
+        cache.VARIABLE: str(tmp_path / "cache"),
+        "PATH": str(tools),
+        "CUDA_HOME": str(tmp_path),
+        "CUDA_PATH": str(tmp_path),
+        "CC": str(tools / "cc"),
+    }
+    (record,) = answer(start_builder(3, env=environment))
+    assert record["nvrtc"] != [11, 8]
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no second file system here")
+def test_temporary_files_may_lie_on_another_file_system(tmp_path, monkeypatch):
+    """QA-38: a rename does not reach across."""
+    monkeypatch.setenv("TMPDIR", "/dev/shm")
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    assert answer(start_builder(3))
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="it has no PYTHONSAFEPATH")
+def test_a_python_that_does_not_look_beside_its_script_keeps_its_first_folder(
+    saxpy, tmp_path, monkeypatch
+):
+    """ComfyUI's portable build for Windows has such a Python; what stands first is not ours."""
+    (tmp_path / "filelock.py").write_text(
+        "import pathlib\n"
+        "class FileLock:\n"
+        "    def __init__(self, *_, **__): pass\n"
+        "    def acquire(self): pathlib.Path(__file__).with_name('used').touch()\n"
+        "    def release(self): pass\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    assert build([(saxpy(), 90)])
+    assert (tmp_path / "used").exists()
+
+
 @pytest.mark.parametrize(
     ("cpus", "free_gib", "max_jobs", "expected"),
     [
@@ -207,6 +271,16 @@ def test_job_count_is_what_the_user_says_else_what_the_machine_bears(
 ):
     """QA-39: one compiler per core took all memory of small machines."""
     assert job_count(cpus, free_gib * GIB, max_jobs) == expected
+
+
+@pytest.mark.parametrize(("limit", "free_gib"), [(f"{6 * GIB}", 5), ("max", 100), (None, 100)])
+def test_a_containers_limit_counts_as_its_memory(tmp_path, monkeypatch, limit, free_gib):
+    """QA-39: rented machines show the whole host's memory and kill who uses more than a share."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=100 * GIB))
+    if limit:
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        (tmp_path / "memory.current").write_text(f"{GIB}\n")
+    assert build_module.free_memory(tmp_path) == free_gib * GIB
 
 
 def test_slow_build_reports_that_it_lives(saxpy, tmp_path, monkeypatch):

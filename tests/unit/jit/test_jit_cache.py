@@ -141,3 +141,32 @@ def test_fallback_folder_that_others_may_write_to_is_neither_read_nor_written(
     assert cache.find(KEY) is None
     with pytest.raises(cache.CacheError, match="SAGEATTENTION3_CACHE"):
         cache.writable_folder()
+
+
+def test_clearing_leaves_what_is_not_ours():
+    folder = cache.writable_folder()
+    cache.publish(folder, KEY, ENTRY)
+    for name in (f"{KEY}.lock", "01234567abc_d.tmp", "notes.txt", "other.cubin", "photo.tmp"):
+        (folder / name).write_bytes(b"")
+    assert cache.clear() == (1, len(cache.seal(ENTRY)))
+    assert {path.name for path in folder.iterdir()} == {"notes.txt", "other.cubin", "photo.tmp"}
+
+
+def test_clearing_removes_a_folder_of_ours_alone():
+    folder = cache.writable_folder()
+    cache.publish(folder, KEY, ENTRY)
+    cache.clear()
+    assert not folder.exists()
+    assert cache.clear() == (0, 0)
+
+
+def test_entries_of_another_version_go_after_a_week_without_use():
+    """QA-36: what an older version of the pack built is never found again."""
+    folder = cache.writable_folder()
+    current, outdated, recent = KEY, KEY[::-1], f"{7:040x}"
+    now = time.time()
+    for key, days in ((current, 30), (outdated, 8), (recent, 2)):
+        cache.publish(folder, key, ENTRY)
+        os.utime(folder / f"{key}.cubin", (now - days * 24 * 3600,) * 2)
+    cache.prune(folder, {current})
+    assert {path.stem for path in cache.entries()} == {current, recent}

@@ -9,7 +9,8 @@ from enum import IntEnum
 import cuda.bindings
 import pytest
 import torch
-from sageattention3.kernels.jit import loader
+from sageattention3.kernels.jit import cache, loader
+from sageattention3.kernels.jit.build import build
 from sageattention3.kernels.jit.errors import JitError
 
 
@@ -119,6 +120,23 @@ def test_variant_that_contradicts_its_kernel_is_never_loaded(saxpy, driver, chan
     with pytest.raises(loader.LoadError, match=reason):
         loader.prepare([saxpy(**changes)], 0)
     assert driver.contexts == []
+
+
+def test_a_gpu_added_after_installation_gets_its_kernels_at_their_first_use(
+    saxpy, driver, monkeypatch
+):
+    build([(saxpy(), 90)])
+    capabilities = {0: (9, 0), 1: (12, 0)}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capabilities.get)
+    variant = saxpy()
+    loader.launch(variant, 0, 1, 1, 2, 3, 0.5)
+    assert built_for() == {"sm_90a"}, "nothing was built anew"
+    loader.launch(variant, 1, 1, 1, 2, 3, 0.5)
+    assert {arch[:6] for arch in built_for()} == {"sm_90a", "sm_120"}
+
+
+def built_for() -> set[str]:
+    return {cache.unseal(path.read_bytes()).record["arch"] for path in cache.entries()}
 
 
 def test_unsupported_gpu_is_refused_in_words(saxpy, driver, monkeypatch):
