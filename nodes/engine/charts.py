@@ -23,7 +23,6 @@ LABELS_AT_MOST = 60  # longer axes label every second, third ... row
 def heat_strip(run: Run) -> torch.Tensor:
     """``run`` as an image [1, height, width, 3], float32 in 0..1: layers down, steps across."""
     # matplotlib takes half a second to import, which a graph without a report never needs.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -38,7 +37,6 @@ def heat_strip(run: Run) -> torch.Tensor:
     width = max(6.0, 2.2 + steps * CELL_INCHES[0])
     height = 1.4 + max(len(layers), 1) * CELL_INCHES[1]
     figure = Figure(figsize=(width, height), dpi=DPI)
-    canvas = FigureCanvasAgg(figure)  # not pyplot: its global state would be the host's too
     axes = figure.add_axes(
         (1.6 / width, 0.55 / height, (width - 2.0) / width, (height - 1.4) / height)
     )
@@ -69,6 +67,14 @@ def heat_strip(run: Run) -> torch.Tensor:
             frameon=False,
             fontsize=8,
         )
+    return as_image(figure)
+
+
+def as_image(figure) -> torch.Tensor:
+    """A matplotlib figure as an image [1, height, width, 3], float32 in 0..1."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure)  # not pyplot: its global state would be the host's too
     canvas.draw()
     pixels = torch.frombuffer(bytearray(canvas.buffer_rgba()), dtype=torch.uint8)
     columns, rows = canvas.get_width_height()

@@ -7,7 +7,10 @@ and add up; errors of different layers are independent and add up in squares::
 
     E = sqrt(sum over layers (sum over steps share * moved * e)^2) / size
 
-Cells that were not measured are read off the layer's measured steps between which they lie.
+Errors change slowly: where none was measured, they are interpolated between the layer's own. What
+moves the latent may fall a hundredfold within a few steps, and each group of layers is asked about
+at a few steps only: it is taken for a factor of the group times a factor of the step, whose
+logarithm bends little from step to step.
 """
 
 import numpy as np
@@ -15,9 +18,12 @@ import torch
 
 from .profile import Profile, ProfileError
 
-# Measured latents of tiny models of 16 families were up to 1.25 times as far away as E says, since
-# neither assumption holds to the letter.
-MARGIN = 1.25
+# Without it, latents of tiny models of 16 families were measured up to 1.13 times as far away as
+# foretold, and mostly half as far, since neither assumption holds to the letter.
+MARGIN = 1.2
+# Weights of the second and of the first differences of a step's logarithm, beside measurements of
+# weight 1: between measurements it goes straight, beyond them it levels off.
+_STRAIGHT, _FLAT = 0.3, 0.03
 
 
 def contributions(profile: Profile, precision: str) -> np.ndarray:
@@ -28,22 +34,39 @@ def contributions(profile: Profile, precision: str) -> np.ndarray:
     """
     if precision == "fp16":
         return np.zeros((len(profile.layers), profile.steps))
-    moved = _filled(profile.moved)
-    if np.isnan(moved).all():
+    moved = _fit_moved(profile.moved.numpy().astype(float))
+    if precision not in profile.errors:
+        return np.full_like(moved, np.inf)
+    errors = _filled(profile.errors[precision]["rel_l1"])
+    sigmas = profile.sigmas.numpy().astype(float)
+    shares = 1 - sigmas[1:] / np.where(sigmas[:-1] == 0, np.inf, sigmas[:-1])
+    with np.errstate(invalid="ignore"):  # 0 * infinity
+        added = MARGIN / profile.size * shares * moved * errors
+    return np.where(np.isnan(added), np.inf, added)
+
+
+def _fit_moved(moved: np.ndarray) -> np.ndarray:
+    """``moved`` [L, S] with its NaN filled by the product of a factor per row and one per step."""
+    known = np.isfinite(moved) & (moved > 0)
+    if not known.any():
         raise ProfileError(
             "the profile does not say how far errors move the latent, because its calibration was "
             "too short: calibrate with more steps"
         )
-    # Layers of a group that was not asked about weigh as much as any that was.
-    moved = np.where(np.isnan(moved), np.nanmax(moved, axis=0, keepdims=True), moved)
-    if precision not in profile.errors:
-        return np.full_like(moved, np.inf)
-    errors = np.nan_to_num(_filled(profile.errors[precision]["rel_l1"]), nan=np.inf)
-    sigmas = profile.sigmas.numpy().astype(float)
-    shares = 1 - sigmas[1:] / np.where(sigmas[:-1] == 0, np.inf, sigmas[:-1])
-    with np.errstate(invalid="ignore"):  # 0 * inf
-        added = MARGIN / profile.size * shares * moved * errors
-    return np.where(np.isnan(added), np.inf, added)
+    layers, steps = moved.shape
+    rows, columns = np.nonzero(known)
+    measured = np.zeros((len(rows), layers + steps))
+    measured[np.arange(len(rows)), rows] = measured[np.arange(len(rows)), layers + columns] = 1
+    smooth = [_STRAIGHT * np.diff(np.eye(steps), 2, axis=0), _FLAT * np.diff(np.eye(steps), axis=0)]
+    smooth = np.concatenate(smooth)
+    equations = np.block([[measured], [np.zeros((len(smooth), layers)), smooth]])
+    values = np.concatenate([np.log(moved[known]), np.zeros(len(smooth))])
+    factors = np.linalg.lstsq(equations, values, rcond=None)[0]
+    by_layer, by_step = factors[:layers], factors[layers:]
+    seen = known.any(1)
+    # Layers of a group that was never asked about weigh as much as any that was.
+    by_layer = np.where(seen, by_layer, by_layer[seen].max())
+    return np.where(known, moved, np.exp(by_layer[:, None] + by_step))
 
 
 def _filled(table: torch.Tensor) -> np.ndarray:
