@@ -1,30 +1,40 @@
-// Shows the text of a SageAttention3 Report on the node itself; the picture is the frontend's own
-// preview. Nodes of custom packs show no text by default.
+// Shows the text of nodes that report something on the node itself; the picture is the frontend's
+// own preview. Nodes of custom packs show no text by default.
 
 import { app } from "../../../scripts/app.js";
 import { ComfyWidgets } from "../../../scripts/widgets.js";
 
 const WIDGET = "report_text";
 
-function addTextWidget(node) {
+const MEASURE = "Run the workflow to see what each layer loses, and what max_error makes of that.";
+const PLACEHOLDERS = {
+  SageAttention3Report: "Run the workflow to see what ran in which precision, and why.",
+  SageAttention3Calibrate: MEASURE,
+  SageAttention3CalibrateGuider: MEASURE,
+  SageAttention3LoadProfile: MEASURE,
+  SageAttention3SaveProfile: "Run the workflow to save the profile.",
+};
+
+function addTextWidget(node, placeholder) {
   const { widget } = ComfyWidgets.STRING(node, WIDGET, ["STRING", { multiline: true }], app);
   widget.serialize = false; // neither saved with the workflow ...
   widget.options.serialize = false; // ... nor sent with the prompt
   widget.element.readOnly = true;
-  widget.element.placeholder = "Run the workflow to see what ran in which precision, and why.";
-  widget.element.style.whiteSpace = "pre"; // the report is an aligned table
+  widget.element.placeholder = placeholder;
+  widget.element.style.whiteSpace = "pre"; // reports hold aligned tables
   return widget;
 }
 
 app.registerExtension({
   name: "SageAttention3.Report",
   beforeRegisterNodeDef(nodeType, nodeData) {
-    if (nodeData.name !== "SageAttention3Report") return;
+    const placeholder = PLACEHOLDERS[nodeData.name];
+    if (!placeholder) return;
 
     const { onNodeCreated, onExecuted } = nodeType.prototype;
     nodeType.prototype.onNodeCreated = function (...args) {
       onNodeCreated?.apply(this, args);
-      addTextWidget(this);
+      addTextWidget(this, placeholder);
     };
     nodeType.prototype.onExecuted = function (output) {
       onExecuted?.call(this, output);
