@@ -1,4 +1,4 @@
-"""The three nodes as the host calls them: widgets, checks before a run, reports after it."""
+"""The nodes as the host calls them: widgets, checks before a run, reports after it."""
 
 import asyncio
 from functools import cache
@@ -72,6 +72,7 @@ def test_node_ids_and_names_are_those_that_workflows_store():
         "SageAttention3Patch": "SageAttention3 Patch",
         "SageAttention3LoadDiffusionModel": "Load Diffusion Model (SageAttention3)",
         "SageAttention3Report": "SageAttention3 Report",
+        "SageAttention3Compare": "SageAttention3 Compare",
     }
 
 

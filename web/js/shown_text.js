@@ -1,30 +1,35 @@
-// Shows the text of a SageAttention3 Report on the node itself; the picture is the frontend's own
-// preview. Nodes of custom packs show no text by default.
+// Shows the text of a node's answer on the node itself; pictures are the frontend's own preview.
+// Nodes of custom packs show no text by default.
 
 import { app } from "../../../scripts/app.js";
 import { ComfyWidgets } from "../../../scripts/widgets.js";
 
 const WIDGET = "report_text";
+const PLACEHOLDERS = {
+  SageAttention3Report: "Run the workflow to see what ran in which precision, and why.",
+  SageAttention3Compare: "Run the workflow to see how far the result is from the reference.",
+};
 
-function addTextWidget(node) {
+function addTextWidget(node, placeholder) {
   const { widget } = ComfyWidgets.STRING(node, WIDGET, ["STRING", { multiline: true }], app);
   widget.serialize = false; // neither saved with the workflow ...
   widget.options.serialize = false; // ... nor sent with the prompt
   widget.element.readOnly = true;
-  widget.element.placeholder = "Run the workflow to see what ran in which precision, and why.";
-  widget.element.style.whiteSpace = "pre"; // the report is an aligned table
+  widget.element.placeholder = placeholder;
+  widget.element.style.whiteSpace = "pre"; // some texts are aligned tables
   return widget;
 }
 
 app.registerExtension({
-  name: "SageAttention3.Report",
+  name: "SageAttention3.ShownText",
   beforeRegisterNodeDef(nodeType, nodeData) {
-    if (nodeData.name !== "SageAttention3Report") return;
+    const placeholder = PLACEHOLDERS[nodeData.name];
+    if (!placeholder) return;
 
     const { onNodeCreated, onExecuted } = nodeType.prototype;
     nodeType.prototype.onNodeCreated = function (...args) {
       onNodeCreated?.apply(this, args);
-      addTextWidget(this);
+      addTextWidget(this, placeholder);
     };
     nodeType.prototype.onExecuted = function (output) {
       onExecuted?.call(this, output);
