@@ -96,8 +96,9 @@ def install() -> int:
         if subprocess.run(command, check=False).returncode:
             print(
                 f"SageAttention3: pip could not install {', '.join(missing)} (its words are "
-                "above). The nodes work all the same, but some of this is left out: the report's "
-                "picture, profiles, or the fast kernels. Once the cause is mended, run this again."
+                "above). The nodes work all the same, but some of this is left out: the "
+                "pictures, comparisons, profiles, or the fast kernels. Once the cause is mended, "
+                "run this again."
             )
             return 0
     if cuda and has_gpu() and run_tool(Path(sys.executable), "build"):

@@ -7,32 +7,20 @@ tests/data/qkv_smollm2.safetensors; --save also writes benchmarks/results/accura
 from which docs/numerics.md quotes.
 """
 
-import argparse
-import importlib.util
-import json
-import platform
 from dataclasses import replace
-from datetime import date
-from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file
 
-ROOT = Path(__file__).resolve().parent.parent
-DATA = ROOT / "tests" / "data" / "qkv_smollm2.safetensors"
-RESULT = ROOT / "benchmarks" / "results" / "accuracy_reference.json"
 LAYERS = (1, 10, 20, 29)
 GRADIENT_TOKENS = 512
 
 if __name__ == "__main__":  # as a script; tests import this module from the loaded pack
-    spec = importlib.util.spec_from_file_location("pack_loader", ROOT / "demo" / "pack.py")
-    loader = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loader)
-    loader.load_pack()
+    import as_script  # noqa: F401
 
-from sageattention3.benchmarks.provenance import commit_of  # noqa: E402
+from sageattention3.benchmarks.provenance import ROOT, run_on_cpu  # noqa: E402
 from sageattention3.kernels.metrics import Errors, compare  # noqa: E402
 from sageattention3.kernels.reference import (  # noqa: E402
     SCHEMES,
@@ -47,6 +35,8 @@ from sageattention3.kernels.reference.sagebwd import (  # noqa: E402
     TRAINING_FORWARD,
 )
 
+DATA = ROOT / "tests" / "data" / "qkv_smollm2.safetensors"
+RESULT = ROOT / "benchmarks" / "results" / "accuracy_reference.json"
 PAPER = Scheme()
 EXTRAS = {"scale_search": True, "smooth_v": True, "quantised_row_sum": True}
 INT8_QK = Scheme(qk="int8", pv="exact", smooth_q=False)
@@ -109,9 +99,9 @@ GRADIENT_TABLE: dict[str, SageBwdOptions] = {
 }
 
 
-def load_layers(path: Path = DATA) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+def load_layers() -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """(q, k, v) of each captured layer, FP32."""
-    data = load_file(path)
+    data = load_file(DATA)
     return [tuple(data[f"layer{i}.{x}"].float() for x in "qkv") for i in LAYERS]
 
 
@@ -216,27 +206,7 @@ def show(results: dict, console: Console) -> None:
     console.print(table)
 
 
-def provenance() -> dict[str, str]:
-    commit = commit_of("kernels/reference", "benchmarks/accuracy.py", "tests/data")
-    return {
-        "data": str(DATA.relative_to(ROOT)),
-        "machine": f"{platform.machine()} CPU, {platform.system()}",
-        "torch": torch.__version__,
-        "commit": commit or "unknown",
-        "date": date.today().isoformat(),
-    }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--save", action="store_true", help=f"write {RESULT.relative_to(ROOT)}")
-    save = parser.parse_args().save
-    results = measure()
-    show(results, Console())
-    if save:
-        RESULT.parent.mkdir(parents=True, exist_ok=True)
-        RESULT.write_text(json.dumps({**provenance(), **results}, indent=2) + "\n")
-
+SOURCES = ("kernels/reference", "benchmarks/accuracy.py", "tests/data")
 
 if __name__ == "__main__":
-    main()
+    run_on_cpu(__doc__, RESULT, measure, show, SOURCES)

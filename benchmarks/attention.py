@@ -13,7 +13,6 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -24,16 +23,11 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-ROOT = Path(__file__).resolve().parent.parent
-
 if __name__ == "__main__":  # as a script; tests import this module from the loaded pack
-    spec = importlib.util.spec_from_file_location("pack_loader", ROOT / "demo" / "pack.py")
-    loader = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loader)
-    loader.load_pack()
+    import as_script  # noqa: F401
 
-from sageattention3.benchmarks.provenance import commit_of  # noqa: E402
-from sageattention3.kernels import attention, capabilities  # noqa: E402
+from sageattention3.benchmarks.provenance import commit_of, provenance
+from sageattention3.kernels import attention, capabilities
 
 FLUSHED_BYTES = 256 << 20  # more than any L2
 ROUNDS = 5
@@ -198,16 +192,6 @@ def plot(results: list[dict], path: Path, title: str) -> None:
     figure.savefig(path, dpi=130)
 
 
-def provenance(commit: str) -> dict[str, str]:
-    return {
-        "machine": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "commit": commit or commit_of("kernels", "benchmarks/attention.py") or "unknown",
-        "date": date.today().isoformat(),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="four shapes only")
@@ -229,7 +213,11 @@ def main() -> None:
     show(results, enqueue, Console(width=160))
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
-        machine = provenance(options.commit)
+        machine = provenance(
+            options.commit or commit_of("kernels", "benchmarks/attention.py"),
+            machine=torch.cuda.get_device_name(),
+            cuda=torch.version.cuda,
+        )
         record = {**machine, "calls": results, "enqueue_microseconds": enqueue}
         text = json.dumps(record, indent=1) + "\n"
         (options.out / "attention.json").write_text(text, encoding="utf-8")

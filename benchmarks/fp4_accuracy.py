@@ -7,33 +7,21 @@ benchmarks/results/accuracy_fp4.json, from which docs/fp4.md quotes. Schemes are
 algorithms; "the kernels' model" is what kernels/cuda computes, step by step.
 """
 
-import argparse
-import importlib.util
-import json
-import platform
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import date
-from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULT = ROOT / "benchmarks" / "results" / "accuracy_fp4.json"
-
 if __name__ == "__main__":  # as a script; tests import this module from the loaded pack
-    spec = importlib.util.spec_from_file_location("pack_loader", ROOT / "demo" / "pack.py")
-    loader = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loader)
-    loader.load_pack()
+    import as_script  # noqa: F401
 
-from sageattention3.benchmarks.accuracy import DATA, load_layers, summary  # noqa: E402
-from sageattention3.benchmarks.provenance import commit_of  # noqa: E402
-from sageattention3.kernels.launch.sm120_fp4 import TILES  # noqa: E402
-from sageattention3.kernels.metrics import compare  # noqa: E402
-from sageattention3.kernels.reference import (  # noqa: E402
+from sageattention3.benchmarks.accuracy import load_layers, summary
+from sageattention3.benchmarks.provenance import ROOT, run_on_cpu
+from sageattention3.kernels.launch.sm120_fp4 import TILES
+from sageattention3.kernels.metrics import compare
+from sageattention3.kernels.reference import (
     SCHEMES,
     Scheme,
     exact_attention,
@@ -211,26 +199,8 @@ def show(results: dict, console: Console) -> None:
     console.print(title, results[title])
 
 
-def provenance() -> dict[str, str]:
-    commit = commit_of("kernels/reference", "benchmarks/fp4_accuracy.py", "tests/data")
-    return {
-        "data": str(DATA.relative_to(ROOT)),
-        "machine": f"{platform.machine()} CPU, {platform.system()}",
-        "torch": torch.__version__,
-        "commit": commit or "unknown",
-        "date": date.today().isoformat(),
-    }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--save", action="store_true", help=f"write {RESULT.relative_to(ROOT)}")
-    save = parser.parse_args().save
-    results = measure()
-    show(results, Console())
-    if save:
-        RESULT.write_text(json.dumps({**provenance(), **results}, indent=2) + "\n")
-
+RESULT = ROOT / "benchmarks" / "results" / "accuracy_fp4.json"
+SOURCES = ("kernels/reference", "benchmarks/fp4_accuracy.py", "tests/data")
 
 if __name__ == "__main__":
-    main()
+    run_on_cpu(__doc__, RESULT, measure, show, SOURCES)

@@ -10,29 +10,20 @@ implementation's counts, put through the same model, give the second within two 
 published figure.
 """
 
-import argparse
-import importlib.util
-import json
-from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULT = ROOT / "benchmarks" / "results" / "fp4_speed_model.json"
-
 if __name__ == "__main__":  # as a script; tests import this module from the loaded pack
-    spec = importlib.util.spec_from_file_location("pack_loader", ROOT / "demo" / "pack.py")
-    loader = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loader)
-    loader.load_pack()
+    import as_script  # noqa: F401
 
-from sageattention3.benchmarks.provenance import commit_of  # noqa: E402
-from sageattention3.kernels.jit.build import build  # noqa: E402
-from sageattention3.kernels.jit.report import make_report  # noqa: E402
-from sageattention3.kernels.launch.sm120_fp4 import NATIVE, TILES, attention_variant  # noqa: E402
+from sageattention3.benchmarks.provenance import ROOT, run_on_cpu
+from sageattention3.kernels.jit.build import build
+from sageattention3.kernels.jit.report import make_report
+from sageattention3.kernels.launch.sm120_fp4 import NATIVE, TILES, attention_variant
 
+RESULT = ROOT / "benchmarks" / "results" / "fp4_speed_model.json"
 ASSUMED = {
     "gpu": "RTX 5090: 170 multiprocessors of 4 schedulers at 2.407 GHz",
     "tensor": "16 cycles per m16n8k64 product: 1676 TFLOPS dense (NVIDIA's white paper)",
@@ -106,16 +97,7 @@ def show(results: dict, console: Console) -> None:
         console.print(f"{what}: {how}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--save", action="store_true", help=f"write {RESULT.relative_to(ROOT)}")
-    save = parser.parse_args().save
-    results = measure()
-    show(results, Console())
-    if save:
-        commit = commit_of("kernels/cuda", "kernels/launch", "benchmarks/fp4_speed_model.py")
-        RESULT.write_text(json.dumps({"commit": commit or "unknown", **results}, indent=2) + "\n")
-
+SOURCES = ("kernels/cuda", "kernels/launch", "benchmarks/fp4_speed_model.py")
 
 if __name__ == "__main__":
-    main()
+    run_on_cpu(__doc__, RESULT, measure, show, SOURCES)

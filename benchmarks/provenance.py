@@ -1,7 +1,15 @@
-"""Which state of the code a figure belongs to."""
+"""Where a figure comes from, and the command line of the scripts that need no GPU for one."""
 
+import argparse
+import json
+import platform
 import subprocess
+from collections.abc import Callable
+from datetime import date
 from pathlib import Path
+
+import torch
+from rich.console import Console
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -21,3 +29,35 @@ def commit_of(*paths: str) -> str:
         return commit and commit + ("-changed" if git("status", "--porcelain") else "")
     except FileNotFoundError:
         return ""
+
+
+def provenance(commit: str, **facts: str) -> dict[str, str]:
+    """What stands first in every result."""
+    return {
+        **facts,
+        "torch": torch.__version__,
+        "commit": commit or "unknown",
+        "date": date.today().isoformat(),
+    }
+
+
+def run_on_cpu(
+    document: str,
+    result: Path,
+    measure: Callable[[], dict],
+    show: Callable[[dict, Console], None],
+    sources: tuple[str, ...],
+) -> None:
+    """Measures and shows; with --save, writes ``result`` too.
+
+    document: the script's docstring. sources: what the figures depend on, for their commit.
+    """
+    parser = argparse.ArgumentParser(description=document.splitlines()[0])
+    parser.add_argument("--save", action="store_true", help=f"write {result.relative_to(ROOT)}")
+    save = parser.parse_args().save
+    results = measure()
+    show(results, Console())
+    if save:
+        machine = f"{platform.machine()} CPU, {platform.system()}"
+        origin = provenance(commit_of(*sources), machine=machine)
+        result.write_text(json.dumps({**origin, **results}, indent=2) + "\n", encoding="utf-8")

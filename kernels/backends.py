@@ -10,4 +10,7 @@ BACKENDS: tuple[Backend, ...] = (SM120_FP4, SM80_INT8, EMULATED_FP4, REFERENCE)
 
 def named(name: str) -> Backend:
     """The backend of that name; dispatch has chosen it, so there is one."""
-    return next(backend for backend in BACKENDS if backend.name == name)
+    for backend in BACKENDS:  # on the path of every call: a generator takes longer
+        if backend.name == name:
+            return backend
+    raise KeyError(name)

@@ -41,7 +41,10 @@ def needs_grad(*tensors: torch.Tensor | None) -> bool:
     """True where autograd would record an operation on any of ``tensors``."""
     if not torch.is_grad_enabled():
         return False
-    return any(t is not None and t.requires_grad for t in tensors)
+    for t in tensors:  # noqa: SIM110 - as in every call, where a generator takes longer
+        if t is not None and t.requires_grad:
+            return True
+    return False
 
 
 def mask_kind(mask: torch.Tensor | None) -> str:

@@ -1,6 +1,7 @@
 """The nodes of the pack, by the id that workflows store."""
 
 from .calibrate import SageAttention3Calibrate, SageAttention3CalibrateGuider
+from .compare import SageAttention3Compare
 from .load_diffusion_model import SageAttention3LoadDiffusionModel
 from .patch import SageAttention3Patch
 from .profiles import SageAttention3LoadProfile, SageAttention3SaveProfile
@@ -16,6 +17,7 @@ NODE_CLASS_MAPPINGS = {
         SageAttention3CalibrateGuider,
         SageAttention3LoadProfile,
         SageAttention3SaveProfile,
+        SageAttention3Compare,
     )
 }
 NODE_DISPLAY_NAME_MAPPINGS = {name: node.TITLE for name, node in NODE_CLASS_MAPPINGS.items()}

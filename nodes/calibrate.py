@@ -120,7 +120,7 @@ class SageAttention3Calibrate(_Calibrate):
                 "sampler_name": (KSampler.SAMPLERS, {"tooltip": "As in the sampler that you use."}),
                 "scheduler": (KSampler.SCHEDULERS, {"tooltip": "As in the sampler that you use."}),
                 "positive": ("CONDITIONING", {"tooltip": "A prompt of the kind that you use."}),
-                "negative": ("CONDITIONING", {"tooltip": "The negative prompt."}),
+                "negative": ("CONDITIONING", {"tooltip": "The negative prompt that goes with it."}),
                 "latent_image": ("LATENT", {"tooltip": "Of the size that you work with."}),
                 "denoise": (
                     "FLOAT",

@@ -11,6 +11,7 @@ from .engine.budget import choose
 from .engine.error_chart import error_chart
 from .engine.profile import TYPE, Profile, ProfileError, require_profile
 from .engine.words import shorten
+from .shown import shown
 
 NONE = "none"  # the menu's entry for no profile
 MAX_ERROR = (
@@ -153,10 +154,9 @@ class SageAttention3SaveProfile:
     def VALIDATE_INPUTS(cls, name=None):  # noqa: N802
         return check_name(name)
 
-    def save(self, profile: Any, name: str) -> dict:
-        path = path_of(name)
-        profile_file.save(require_profile(profile), path)
-        return {"ui": {"text": (f"Saved as {path}",)}, "result": (profile,)}
+    def save(self, profile: Any, name: str) -> tuple[Profile]:
+        profile_file.save(require_profile(profile), path_of(name))
+        return (profile,)
 
 
 def check_name(name: str | None) -> bool | str:
@@ -171,9 +171,6 @@ def check_name(name: str | None) -> bool | str:
 
 def show_profile(profile: Profile, max_error: float) -> tuple[dict, Any, str]:
     """What a node shows of ``profile``: its ui entry, the chart [1, H, W, 3] and the report."""
-    from nodes import PreviewImage  # ComfyUI's nodes.py
-
     chart = error_chart(profile, choose(profile, max_error))
     text = describe_profile(profile, max_error)
-    images = PreviewImage().save_images(chart, "sageattention3")["ui"]
-    return {"text": (text,), **images}, chart, text
+    return shown(text, chart), chart, text

@@ -8,10 +8,9 @@
 // Integers become floats for free: the products start from the bits of 1.5 * 2^23, so that the
 // sums, read as floats, are that number plus the integer.
 //
-// What counts is instructions. On an H200 an IMMA takes its scheduler six cycles, however many
-// warps there are, and what stands beside it comes on top: with four FFMA or HADD2, it is ten.
-// So 16 rows x 128 keys x 128 channels cost 128 * 6 cycles and about one for each of the other
-// instructions; keep them few.
+// On an H200 an IMMA takes its scheduler six cycles, however many warps there are, and with four
+// FFMA or HADD2 beside it, ten. No unit is full, though: two warps per scheduler, which is what the
+// registers leave room for, do not cover each other's waits (docs/kernel-notes-int8.md).
 #pragma once
 
 #include "int8_layout.cuh"

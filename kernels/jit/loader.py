@@ -85,6 +85,8 @@ class _Kernel:
     def enqueue(self, blocks: int, values: tuple[int | float, ...]) -> None:
         self._pack_into(_arguments.block, 0, *values)
         status = self._submit(blocks)
+        if not status:
+            return
         if status == self._driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
             # A thread that has allocated from torch's cache only has no context yet.
             self._enter_context()

@@ -19,14 +19,18 @@ SHORT = 1024
 
 
 class Layout(NamedTuple):
-    """Offsets are bytes in one buffer; views are strides (batch, head, token) in elements."""
+    """Offsets are bytes in one buffer; views are strides (batch, head, token) in elements.
+
+    Sizes are members of C++ structs in their order: put together here and not at every call.
+    """
 
     head_dim: int  # one of HEAD_DIMS
-    blocks: int  # of BLOCK_KEYS keys, per (batch, key head)
     chunks: int  # of tokens that V's ranges are found in; 0: V is short
-    chunk_tokens: int
     quantise_blocks: int  # of threads
     pack_blocks: int  # likewise
+    query_sizes: tuple[int, int, int]  # batch, q_heads, q_len
+    value_sizes: tuple[int, ...]  # kv_heads .. chunk_tokens of Values
+    attention_sizes: tuple[int, ...]  # q_heads .. blocks of the attention kernel's Params
 
     q_codes: int
     q_scales: int
@@ -78,11 +82,12 @@ def _lay_out(q_shape, q_stride, k_shape, k_stride, v_stride, itemsize: int, devi
     out_view = (q_len * q_heads * channels, channels, q_heads * channels)
     return Layout(
         head_dim=head_dim,
-        blocks=blocks,
         chunks=chunks,
-        chunk_tokens=chunk_tokens,
         quantise_blocks=k_blocks + q_blocks + (kv_total * chunks or value_blocks),
         pack_blocks=value_blocks,
+        query_sizes=(batch, q_heads, q_len),
+        value_sizes=(kv_heads, kv_len, channels, blocks, chunks, chunk_tokens),
+        attention_sizes=(q_heads, kv_heads, q_len, kv_len, channels, blocks),
         **place(sizes),
         q_view=q_stride[:3],
         k_view=k_stride[:3],

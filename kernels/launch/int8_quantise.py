@@ -75,8 +75,6 @@ def quantise(
     live_keys: bool [B|1, Hk|1, Nk], contiguous in the last dimension: keys that some query sees;
     None: all. scale: of the softmax.
     """
-    batch, q_heads, q_len, channels = q.shape
-    _, kv_heads, kv_len, _ = k.shape
     device = q.get_device()
     buffer = torch.empty(layout.bytes, dtype=torch.uint8, device=q.device)
     start = buffer.data_ptr()
@@ -88,12 +86,7 @@ def quantise(
         start + layout.v_codes,
         start + layout.v_channels,
         start + layout.v_ranges,
-        kv_heads,
-        kv_len,
-        channels,
-        layout.blocks,
-        layout.chunks,
-        layout.chunk_tokens,
+        *layout.value_sizes,
     )
     launch(
         _QUANTISE[key],
@@ -109,9 +102,7 @@ def quantise(
         start + layout.k_codes,
         start + layout.k_scales,
         start + layout.k_means,
-        batch,
-        q_heads,
-        q_len,
+        *layout.query_sizes,
         scale * LOG2_E,
     )
     if layout.chunks:

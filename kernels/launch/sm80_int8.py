@@ -12,6 +12,7 @@ import torch
 from ..backend import Backend, Capability, token_major_like
 from ..jit.loader import launch
 from ..jit.variants import Variant
+from .geometry import parts
 from .int8_quantise import Packed, quantise, readable
 from .operands import (
     CODES,
@@ -103,7 +104,7 @@ def attend(
     lse = None
     if return_lse:
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    _launch_attention(packed, q, k, mask, causal, out, lse)
+    _launch_attention(packed, q, mask, causal, out, lse)
     out = first_channels(out, channels)
     return (out, true_lse(lse, q, packed.key_mean(k), scale)) if return_lse else out
 
@@ -111,7 +112,6 @@ def attend(
 def _launch_attention(
     packed: Packed,
     q: torch.Tensor,
-    k: torch.Tensor,
     mask: torch.Tensor | None,
     causal: bool,
     out: torch.Tensor,
@@ -124,12 +124,11 @@ def _launch_attention(
     layout = packed.layout
     start = packed.buffer.data_ptr()
     key = layout.head_dim, mask is not None
-    batch, q_heads, q_len, channels = q.shape
-    row_blocks = -(-q_len // TILES[key].rows)
+    batch, q_heads, q_len = layout.query_sizes
     launch(
         _ATTENTION[key],
         q.get_device(),
-        row_blocks * q_heads * batch,
+        batch * q_heads * parts(q_len, TILES[key].rows),
         start + layout.q_codes,
         start + layout.q_scales,
         start + layout.k_codes,
@@ -140,19 +139,10 @@ def _launch_attention(
         out.data_ptr(),
         *layout.out_view,
         0 if lse is None else lse.data_ptr(),
-        q_heads,
-        k.shape[1],
-        q_len,
-        k.shape[2],
-        channels,
-        layout.blocks,
+        *layout.attention_sizes,
         causal,
         CODES[out.dtype],
     )
-
-
-def _forward(q, k, v, *, precision: str, **options) -> torch.Tensor:
-    return in_one_dtype(attend, q, k, v, **options)
 
 
 SM80_INT8 = Backend(
@@ -160,5 +150,5 @@ SM80_INT8 = Backend(
     precisions=("int8",),
     native=True,
     constraints=(Capability((8, 0), (12, 1)), *CONSTRAINTS),
-    forward=_forward,
+    forward=in_one_dtype(attend),
 )

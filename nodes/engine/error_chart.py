@@ -4,7 +4,8 @@ import numpy as np
 import torch
 
 from .budget import Choice
-from .charts import COLOURS, DPI, EMPTY, as_image
+from .charts import COLOURS
+from .figure import new_figure, render
 from .forecast import contributions
 from .profile import Profile
 
@@ -19,7 +20,6 @@ def error_chart(profile: Profile, choice: Choice) -> torch.Tensor:
     A bar per layer and precision, long where running the layer in it moves the latent far. What
     ``choice`` takes is drawn solid, the rest pale; layers that it keeps in fp16 are marked.
     """
-    from matplotlib.figure import Figure  # half a second, which other graphs never need
     from matplotlib.patches import Patch
 
     precisions = profile.precisions
@@ -30,7 +30,7 @@ def error_chart(profile: Profile, choice: Choice) -> torch.Tensor:
 
     count = len(profile.layers)
     width, height = 8.0, 1.75 + count * ROW_INCHES
-    figure = Figure(figsize=(width, height), dpi=DPI, facecolor=EMPTY)
+    figure = new_figure(width, height)
     axes = figure.add_axes(
         (1.6 / width, 0.55 / height, (width - 2.6) / width, count * ROW_INCHES / height)
     )
@@ -86,4 +86,4 @@ def error_chart(profile: Profile, choice: Choice) -> torch.Tensor:
         frameon=False,
         fontsize=8,
     )
-    return as_image(figure)
+    return render(figure)

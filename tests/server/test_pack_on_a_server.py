@@ -23,6 +23,7 @@ NODES = {
     "SageAttention3CalibrateGuider": ["SAGE3_PROFILE", "IMAGE", "STRING", "LATENT"],
     "SageAttention3LoadProfile": ["SAGE3_PROFILE", "IMAGE", "STRING"],
     "SageAttention3SaveProfile": ["SAGE3_PROFILE"],
+    "SageAttention3Compare": ["IMAGE", "STRING"],
 }
 
 

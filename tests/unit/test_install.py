@@ -14,7 +14,7 @@ import pytest
 from sageattention3.demo import host
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("filelock", "matplotlib", "ninja", "platformdirs", "psutil", "safetensors")
+NAMES = ("filelock", "kornia", "matplotlib", "ninja", "platformdirs", "psutil", "safetensors")
 
 
 @pytest.fixture

@@ -1,18 +1,17 @@
-// Shows the text of nodes that report something on the node itself; the picture is the frontend's
-// own preview. Nodes of custom packs show no text by default.
+// Shows the text of a node's answer on the node itself; pictures are the frontend's own preview.
+// Nodes of custom packs show no text by default.
 
 import { app } from "../../../scripts/app.js";
 import { ComfyWidgets } from "../../../scripts/widgets.js";
 
 const WIDGET = "report_text";
-
 const MEASURE = "Run the workflow to see what each layer loses, and what max_error makes of that.";
 const PLACEHOLDERS = {
   SageAttention3Report: "Run the workflow to see what ran in which precision, and why.",
+  SageAttention3Compare: "Run the workflow to see how far the result is from the reference.",
   SageAttention3Calibrate: MEASURE,
   SageAttention3CalibrateGuider: MEASURE,
   SageAttention3LoadProfile: MEASURE,
-  SageAttention3SaveProfile: "Run the workflow to save the profile.",
 };
 
 function addTextWidget(node, placeholder) {
@@ -21,12 +20,12 @@ function addTextWidget(node, placeholder) {
   widget.options.serialize = false; // ... nor sent with the prompt
   widget.element.readOnly = true;
   widget.element.placeholder = placeholder;
-  widget.element.style.whiteSpace = "pre"; // reports hold aligned tables
+  widget.element.style.whiteSpace = "pre"; // some texts are aligned tables
   return widget;
 }
 
 app.registerExtension({
-  name: "SageAttention3.Report",
+  name: "SageAttention3.ShownText",
   beforeRegisterNodeDef(nodeType, nodeData) {
     const placeholder = PLACEHOLDERS[nodeData.name];
     if (!placeholder) return;

@@ -1,0 +1,129 @@
+"""How near the quantising kernels come to the memory bandwidth of this machine's GPU.
+
+    python benchmarks/quantisers.py [--out FOLDER] [--commit HASH]
+
+Two rates for each: over the bytes that any quantiser has to move (Q, K and V once, what is written
+once), and over those that ours ask for: INT8's V is read twice where it is long and FP4's K and V
+always, as their scales belong to the whole sequence. Beside them the rate of a plain copy, in the
+same run. --out writes quantisers.json there.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+if __name__ == "__main__":  # as a script; tests import this module from the loaded pack
+    import as_script  # noqa: F401
+
+from sageattention3.benchmarks.attention import FLUSHED_BYTES, Shape, milliseconds, tensors
+from sageattention3.benchmarks.provenance import commit_of, provenance
+from sageattention3.kernels.launch import int8_quantise, sm120_fp4
+
+SHAPES = (
+    Shape("4k, D128", 2, 24, 4096, 128),
+    Shape("16k, D128", 2, 24, 16384, 128),
+    Shape("4k, D64", 2, 24, 4096, 64),
+    Shape("16k, D64", 2, 24, 16384, 64),
+    Shape("Wan 2.1 14B", 1, 40, 32760, 128),
+)
+COPIED_BYTES = 1 << 30
+ROUNDS, TIMES, PAUSE_SECONDS = 5, 10, 0.1
+
+
+class Quantised(NamedTuple):
+    """A call to time, and the bytes that it reads and writes at least, and as it is made."""
+
+    call: Callable[[], object]
+    needed: int
+    asked: int
+
+
+def int8(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Quantised:
+    q, k, v, layout = int8_quantise.readable(q, k, v)
+    call = partial(int8_quantise.quantise, q, k, v, layout, live_keys=None, scale=0.1)
+    needed = q.nbytes + k.nbytes + v.nbytes + layout.bytes
+    return Quantised(call, needed, needed + v.nbytes * bool(layout.chunks))
+
+
+def fp4(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Quantised:
+    options = {"live_keys": None, "scale": 0.1, "masked": False, "smooth_q": True}
+    call = partial(sm120_fp4.pack, q, k, v, **options)
+    needed = q.nbytes + k.nbytes + v.nbytes + call().buffer.nbytes
+    return Quantised(call, needed, needed + k.nbytes + v.nbytes)
+
+
+def gigabytes_per_second(size: int, taken_ms: float) -> float:
+    return size / taken_ms / 1e6
+
+
+def median_ms(call: Callable[[], object], flush: torch.Tensor) -> float:
+    call()
+    taken = []
+    for _ in range(ROUNDS):
+        time.sleep(PAUSE_SECONDS)
+        taken += milliseconds(call, TIMES, flush)
+    return statistics.median(taken)
+
+
+def measure() -> dict:
+    flush = torch.empty(FLUSHED_BYTES, dtype=torch.uint8, device="cuda")
+    source = torch.empty(COPIED_BYTES, dtype=torch.uint8, device="cuda")
+    copy = partial(torch.empty_like(source).copy_, source)
+    copied = gigabytes_per_second(2 * COPIED_BYTES, median_ms(copy, flush))
+    rows = []
+    for shape in SHAPES:
+        for name, prepare in (("int8", int8), ("fp4", fp4)):
+            call, needed, asked = prepare(*tensors(shape))
+            taken = median_ms(call, flush)
+            rows.append(
+                {
+                    "shape": shape.name,
+                    "quantiser": name,
+                    "milliseconds": taken,
+                    "needed": gigabytes_per_second(needed, taken),
+                    "asked": gigabytes_per_second(asked, taken),
+                }
+            )
+    return {"unit": "GB/s", "copy": copied, "rows": rows}
+
+
+def show(results: dict, console: Console) -> None:
+    copied = results["copy"]
+    title = f"GB/s, and share of a copy's {copied:.0f}"
+    table = Table("call", "quantiser", "us", "bytes needed", "bytes asked for", title=title)
+    for row in results["rows"]:
+        rates = (f"{row[kind]:.0f}  {row[kind] / copied:.0%}" for kind in ("needed", "asked"))
+        table.add_row(row["shape"], row["quantiser"], f"{row['milliseconds'] * 1e3:.0f}", *rates)
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="folder for quantisers.json")
+    parser.add_argument("--commit", default="", help="of this code, where it is no git checkout")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("there is no NVIDIA GPU to measure, or torch is a CPU build")
+    results = measure()
+    show(results, Console())
+    if options.out:
+        origin = provenance(
+            options.commit or commit_of("kernels", "benchmarks/quantisers.py"),
+            machine=torch.cuda.get_device_name(),
+        )
+        options.out.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({**origin, **results}, indent=1) + "\n"
+        (options.out / "quantisers.json").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
