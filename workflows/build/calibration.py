@@ -6,7 +6,7 @@ from .sheet import PURPLE, Sheet
 
 
 def calibrate_and_compare(sheet: Sheet) -> None:
-    """Calibrate, then sample within an error budget"""
+    """Calibrate, sample within a budget, compare"""
     start = flux(sheet)
     sampling = {
         "positive": start.positive,
@@ -37,4 +37,12 @@ def calibrate_and_compare(sheet: Sheet) -> None:
     with sheet.group("Sampling"):
         sampled = sheet.add("KSampler", model=patched["MODEL"], **sampling)
     seen = report(sheet, sampled["LATENT"], patched)
+    sheet.column(560)
+    with sheet.group("How close", PURPLE):
+        sheet.add(
+            "SageAttention3Compare",
+            reference=measured["samples"],
+            result=seen["samples"],
+            min_height=520,
+        )
     save_image(sheet, seen["samples"], start.vae, "calibrated_sageattention3")
