@@ -1,11 +1,12 @@
 """A profile in words: the choice for a budget, the worst layers and what keeping them does."""
 
 from collections.abc import Sequence
+from textwrap import wrap
 
 from .budget import Choice, choose, keep_worst
 from .forecast import contributions
 from .profile import Profile
-from .summary import layer_ranges
+from .summary import SENTENCE_WIDTH, layer_ranges
 
 LAYERS_SHOWN = 6  # in a sentence
 WORST_SHOWN = 12  # rows of the table
@@ -35,7 +36,7 @@ def explain_choice(choice: Choice, profile: Profile, max_error: float) -> str:
 def describe_profile(profile: Profile, max_error: float) -> str:
     """The report of a calibration: the choice, what keeping k layers does, the worst layers."""
     lines = [
-        explain_choice(choose(profile, max_error), profile, max_error) + ".",
+        *wrap(explain_choice(choose(profile, max_error), profile, max_error), SENTENCE_WIDTH),
         "",
         _origin(profile),
         "",

@@ -139,7 +139,8 @@ def _remarks(run: Run, layer_ids: Sequence[str]) -> list[str]:
             f"never called: {', '.join(layer_ranges(missing))} (another node may skip these layers "
             "or use its own attention for them)"
         )
-    return ["", *(f"Note: {remark}" for remark in remarks)] if remarks else []
+    lines = [line for remark in remarks for line in wrap(f"Note: {remark}", SENTENCE_WIDTH)]
+    return ["", *lines] if lines else []
 
 
 def _table(counts: Mapping[Entry, int], steps: int) -> list[str]:

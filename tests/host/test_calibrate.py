@@ -10,6 +10,7 @@ from comfy.model_management import InterruptProcessingException
 from comfy.patcher_extension import WrappersMP
 from sageattention3.demo import sampling, tiny
 from sageattention3.demo.families import FAMILIES
+from sageattention3.demo.planted import planted_flux
 from sageattention3.demo.sampling import EVERYTHING, last_run, patched
 from sageattention3.kernels.metrics import compare
 from sageattention3.nodes import calibrate, profiles
@@ -113,25 +114,9 @@ def inside(entry, choice):
 LAYERS = ["double.0", "double.1", "single.0", "single.1", "single.2"]
 
 
-def plant(layer):
-    """A tiny Flux whose ``layer`` has outliers in K that Q makes up for: at full precision it
-    computes what it did."""
-    model = tiny.model("flux")
-    stack, _, number = layer.partition(".")
-    block = model.model.diffusion_model.get_submodule(f"{stack}_blocks.{number}")
-    norms = [block.norm] if stack == "single" else [block.img_attn.norm, block.txt_attn.norm]
-    for norm in norms:
-        # Pairs of channels, which the position embedding turns into one another, in each sixteen
-        # that share a scale in FP4.
-        for start in range(0, len(norm.key_norm.scale), 16):
-            norm.key_norm.scale.data[start : start + 2] *= 100
-            norm.query_norm.scale.data[start : start + 2] /= 100
-    return model
-
-
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_planted_layer_is_found_first_with_and_without_a_reference(layer, tiny_model):
-    model = plant(layer)
+    model = planted_flux(layer)
     profile, _, report, latent = run(model, "flux")
     unplanted = sample(tiny_model("flux"), "flux")
     assert compare(latent["samples"], unplanted).rel_l1 < 1e-3, "the same function"
@@ -143,7 +128,7 @@ def test_a_planted_layer_is_found_first_with_and_without_a_reference(layer, tiny
 # Those that weigh enough in the tiny model to be most of its error.
 @pytest.mark.parametrize("layer", ["double.0", "double.1"])
 def test_keeping_a_planted_layer_in_fp16_cuts_the_error_to_a_third(layer):
-    model = plant(layer)
+    model = planted_flux(layer)
     profile, *_, latent = run(model, "flux")
 
     def error(**settings):
