@@ -1,5 +1,6 @@
 """The nodes of the pack, by the id that workflows store."""
 
+from .benchmark import SageAttention3Benchmark
 from .compare import SageAttention3Compare
 from .load_diffusion_model import SageAttention3LoadDiffusionModel
 from .patch import SageAttention3Patch
@@ -12,6 +13,7 @@ NODE_CLASS_MAPPINGS = {
         SageAttention3LoadDiffusionModel,
         SageAttention3Report,
         SageAttention3Compare,
+        SageAttention3Benchmark,
     )
 }
 NODE_DISPLAY_NAME_MAPPINGS = {name: node.TITLE for name, node in NODE_CLASS_MAPPINGS.items()}

@@ -73,6 +73,7 @@ def test_node_ids_and_names_are_those_that_workflows_store():
         "SageAttention3LoadDiffusionModel": "Load Diffusion Model (SageAttention3)",
         "SageAttention3Report": "SageAttention3 Report",
         "SageAttention3Compare": "SageAttention3 Compare",
+        "SageAttention3Benchmark": "SageAttention3 Benchmark",
     }
 
 

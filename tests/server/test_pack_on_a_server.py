@@ -20,6 +20,7 @@ NODES = {
     "SageAttention3LoadDiffusionModel": ["MODEL"],
     "SageAttention3Report": ["LATENT", "STRING", "IMAGE"],
     "SageAttention3Compare": ["IMAGE", "STRING"],
+    "SageAttention3Benchmark": ["IMAGE", "STRING"],
 }
 
 

@@ -8,6 +8,7 @@ const WIDGET = "report_text";
 const PLACEHOLDERS = {
   SageAttention3Report: "Run the workflow to see what ran in which precision, and why.",
   SageAttention3Compare: "Run the workflow to see how far the result is from the reference.",
+  SageAttention3Benchmark: "Run the workflow to see which preset is fastest on this GPU.",
 };
 
 function addTextWidget(node, placeholder) {
