@@ -1,5 +1,6 @@
 """Draws the help pages' pictures: ``.venv/bin/python demo pictures`` after a change of a chart."""
 
+import json
 import math
 from pathlib import Path
 
@@ -16,7 +17,7 @@ DOCS = ROOT / "web" / "docs"
 
 def main() -> int:
     host.import_comfy()
-    for draw in (comparison, calibration):
+    for draw in (comparison, benchmark, calibration):
         path = DOCS / draw()
         print(f"wrote {path.relative_to(ROOT)}")
     return 0
@@ -60,6 +61,24 @@ def calibration() -> Path:
     return _save(
         error_chart(profile, choose(profile, 0.004)), "SageAttention3Calibrate", "chart.jpg"
     )
+
+
+def benchmark() -> Path:
+    """The committed figures of an H200, where torch is told to use its FlashAttention-2."""
+    from ..kernels.timing import Race
+    from ..nodes.engine.speed import HOST, MENU, Speed
+    from ..nodes.engine.speed_chart import speed_chart
+
+    text = (ROOT / "benchmarks" / "results" / "attention_h200.json").read_text("utf-8")
+    record = json.loads(text)
+    taken = {call["name"]: call["milliseconds"] for call in record["calls"]}
+    names = {HOST: "torch flash", "int8": "int8 (sm80_int8)"}
+    speeds = [
+        Speed(shape, Race({ours: taken[shape.name][name] for ours, name in names.items()}, {}))
+        for shape in MENU["all"]
+    ]
+    chart = speed_chart(speeds, ["int8"], f"{record['machine']}, against FlashAttention-2")
+    return _save(chart, "SageAttention3Benchmark", "chart.jpg")
 
 
 def _save(chart: torch.Tensor, node: str, name: str) -> Path:

@@ -1,5 +1,6 @@
 """The nodes of the pack, by the id that workflows store."""
 
+from .benchmark import SageAttention3Benchmark
 from .calibrate import SageAttention3Calibrate, SageAttention3CalibrateGuider
 from .compare import SageAttention3Compare
 from .load_diffusion_model import SageAttention3LoadDiffusionModel
@@ -18,6 +19,7 @@ NODE_CLASS_MAPPINGS = {
         SageAttention3LoadProfile,
         SageAttention3SaveProfile,
         SageAttention3Compare,
+        SageAttention3Benchmark,
     )
 }
 NODE_DISPLAY_NAME_MAPPINGS = {name: node.TITLE for name, node in NODE_CLASS_MAPPINGS.items()}

@@ -77,6 +77,7 @@ def test_node_ids_and_names_are_those_that_workflows_store():
         "SageAttention3LoadProfile": "SageAttention3 Load Profile",
         "SageAttention3SaveProfile": "SageAttention3 Save Profile",
         "SageAttention3Compare": "SageAttention3 Compare",
+        "SageAttention3Benchmark": "SageAttention3 Benchmark",
     }
 
 

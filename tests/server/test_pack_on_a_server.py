@@ -24,6 +24,7 @@ NODES = {
     "SageAttention3LoadProfile": ["SAGE3_PROFILE", "IMAGE", "STRING"],
     "SageAttention3SaveProfile": ["SAGE3_PROFILE"],
     "SageAttention3Compare": ["IMAGE", "STRING"],
+    "SageAttention3Benchmark": ["IMAGE", "STRING"],
 }
 
 

@@ -12,6 +12,7 @@ const PLACEHOLDERS = {
   SageAttention3Calibrate: MEASURE,
   SageAttention3CalibrateGuider: MEASURE,
   SageAttention3LoadProfile: MEASURE,
+  SageAttention3Benchmark: "Run the workflow to see which preset is fastest on this GPU.",
 };
 
 function addTextWidget(node, placeholder) {
