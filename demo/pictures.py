@@ -1,7 +1,6 @@
 """Draws the help pages' pictures: ``.venv/bin/python demo pictures`` after a change of a chart."""
 
 import json
-import math
 from pathlib import Path
 
 import torch
@@ -10,7 +9,7 @@ from PIL import Image
 from . import host, tiny
 from .pack import ROOT
 from .planted import planted_flux
-from .sampling import patched, sample
+from .sampling import calibrated, patched, sample
 
 DOCS = ROOT / "web" / "docs"
 
@@ -41,26 +40,12 @@ def comparison() -> Path:
 
 def calibration() -> Path:
     """A tiny random model, one layer of which is hard to quantise, within a tight budget."""
-    from ..nodes.engine.allowance import Allowance
     from ..nodes.engine.budget import choose
-    from ..nodes.engine.calibration import Calibration
     from ..nodes.engine.error_chart import error_chart
-    from ..nodes.engine.fingerprint import fingerprint
-    from ..nodes.engine.layout import describe_model
-    from ..nodes.engine.profile import Origin, make_profile
-    from ..nodes.engine.watch import watch_model
 
-    model = planted_flux("double.1")
-    measured = Calibration(
-        ("fp4", "int8_fp4", "int8"), emulation=True, allowance=Allowance(math.inf)
-    )
-    layout = describe_model(model.model.diffusion_model)
-    latent = sample(watch_model(model, measured, layout), "flux", steps=8)
-    origin = Origin("flux", fingerprint(model), tuple(latent.shape[1:]), "CPU", "")
-    profile = make_profile(measured.record, origin)
-    return _save(
-        error_chart(profile, choose(profile, 0.004)), "SageAttention3Calibrate", "chart.jpg"
-    )
+    profile, _ = calibrated(planted_flux("double.1"), "flux", steps=8)
+    chart = error_chart(profile, choose(profile, 0.004))
+    return _save(chart, "SageAttention3Calibrate", "chart.jpg")
 
 
 def benchmark() -> Path:

@@ -171,6 +171,7 @@ def check_name(name: str | None) -> bool | str:
 
 def show_profile(profile: Profile, max_error: float) -> tuple[dict, Any, str]:
     """What a node shows of ``profile``: its ui entry, the chart [1, H, W, 3] and the report."""
-    chart = error_chart(profile, choose(profile, max_error))
-    text = describe_profile(profile, max_error)
+    choice = choose(profile, max_error)
+    chart = error_chart(profile, choice)
+    text = describe_profile(profile, choice, max_error)
     return shown(text, chart), chart, text

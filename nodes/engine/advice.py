@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from textwrap import wrap
 
-from .budget import Choice, choose, keep_worst
+from .budget import Choice, keep_worst
 from .forecast import contributions
 from .profile import Profile
 from .summary import SENTENCE_WIDTH, layer_ranges
@@ -33,10 +33,10 @@ def explain_choice(choice: Choice, profile: Profile, max_error: float) -> str:
     )
 
 
-def describe_profile(profile: Profile, max_error: float) -> str:
+def describe_profile(profile: Profile, choice: Choice, max_error: float) -> str:
     """The report of a calibration: the choice, what keeping k layers does, the worst layers."""
     lines = [
-        *wrap(explain_choice(choose(profile, max_error), profile, max_error), SENTENCE_WIDTH),
+        *wrap(explain_choice(choice, profile, max_error), SENTENCE_WIDTH),
         "",
         _origin(profile),
         "",

