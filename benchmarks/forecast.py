@@ -58,8 +58,8 @@ def _rows(family: str, steps: int) -> list[dict]:
             "family": family,
             "steps": steps,
             "plan": plan,
-            "forecast": round(forecast, 5),
-            "measured": round(measured, 5),
+            "forecast": float(f"{forecast:.3g}"),
+            "measured": float(f"{measured:.3g}"),
         }
 
     rows = [row(p, keep_worst(profile, p, 0).error, precision=p) for p in profile.precisions]

@@ -18,8 +18,8 @@ import torch
 
 from .profile import Profile, ProfileError
 
-# Without it, latents of tiny models of 16 families were measured up to 1.13 times as far away as
-# foretold, and mostly half as far, since neither assumption holds to the letter.
+# Neither assumption holds to the letter. With this, no latent of a tiny model was measured further
+# away than foretold, and most a good deal less (benchmarks/forecast.py).
 MARGIN = 1.2
 # Weights of the second and of the first differences of a step's logarithm, beside measurements of
 # weight 1: between measurements it goes straight, beyond them it levels off.
