@@ -92,7 +92,7 @@ class SageAttention3Calibrate(_Calibrate):
                         "default": 0,
                         "min": 0,
                         "max": 0xFFFFFFFFFFFFFFFF,
-                        "control_after_generate": True,
+                        "control_after_generate": False,  # one more run would measure again
                         "tooltip": "Of the noise. Any will do: errors hardly depend on it.",
                     },
                 ),
@@ -218,7 +218,7 @@ def _measure(
         family=layout.family,
         fingerprint=fingerprint(model),
         shape=tuple(latent["samples"].shape[1:]),
-        gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper(),
         pack_version=_pack_version(),
     )
     try:
@@ -232,7 +232,7 @@ def _measure(
 
 
 def _save_partial(calibration: Calibration, origin: Origin, path: Path) -> None:
-    beside = path.with_name(f"{path.stem}{PARTIAL}{path.suffix}")
+    beside = path.with_name(f"{path.stem[:80]}{PARTIAL}{path.suffix}")  # still a name
     try:
         profile_file.save(make_profile(calibration.record, origin), beside)
     except ProfileError as error:

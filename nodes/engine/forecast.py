@@ -46,27 +46,31 @@ def contributions(profile: Profile, precision: str) -> np.ndarray:
 
 
 def _fit_moved(moved: np.ndarray) -> np.ndarray:
-    """``moved`` [L, S] with its NaN filled by the product of a factor per row and one per step."""
-    known = np.isfinite(moved) & (moved > 0)
+    """``moved`` [L, S], its NaN filled by the product of a factor per group and one per step."""
+    # Layers of a group have one row in common. -1, since np.unique tells NaN from NaN.
+    groups, group_of = np.unique(np.nan_to_num(moved, nan=-1.0), axis=0, return_inverse=True)
+    known = groups > 0
     if not known.any():
         raise ProfileError(
             "the profile does not say how far errors move the latent, because its calibration was "
             "too short: calibrate with more steps"
         )
-    layers, steps = moved.shape
+    count, steps = groups.shape
     rows, columns = np.nonzero(known)
-    measured = np.zeros((len(rows), layers + steps))
-    measured[np.arange(len(rows)), rows] = measured[np.arange(len(rows)), layers + columns] = 1
-    smooth = [_STRAIGHT * np.diff(np.eye(steps), 2, axis=0), _FLAT * np.diff(np.eye(steps), axis=0)]
-    smooth = np.concatenate(smooth)
-    equations = np.block([[measured], [np.zeros((len(smooth), layers)), smooth]])
-    values = np.concatenate([np.log(moved[known]), np.zeros(len(smooth))])
-    factors = np.linalg.lstsq(equations, values, rcond=None)[0]
-    by_layer, by_step = factors[:layers], factors[layers:]
+    equations = np.arange(len(rows))
+    measured = np.zeros((len(rows), count + steps))
+    measured[equations, rows] = measured[equations, count + columns] = 1
+    step = np.eye(steps)
+    smooth = np.concatenate([_STRAIGHT * np.diff(step, 2, axis=0), _FLAT * np.diff(step, axis=0)])
+    smooth = np.hstack([np.zeros((len(smooth), count)), smooth])
+    values = np.concatenate([np.log(groups[known]), np.zeros(len(smooth))])
+    factors = np.linalg.lstsq(np.concatenate([measured, smooth]), values, rcond=None)[0]
+    by_group, by_step = factors[:count], factors[count:]
     seen = known.any(1)
-    # Layers of a group that was never asked about weigh as much as any that was.
-    by_layer = np.where(seen, by_layer, by_layer[seen].max())
-    return np.where(known, moved, np.exp(by_layer[:, None] + by_step))
+    # A group that was never asked about weighs as much as any that was.
+    by_group = np.where(seen, by_group, by_group[seen].max())
+    filled = np.where(known, groups, np.exp(by_group[:, None] + by_step))
+    return filled[group_of.reshape(-1)]
 
 
 def _filled(table: torch.Tensor) -> np.ndarray:

@@ -11,7 +11,7 @@ from comfy.patcher_extension import WrappersMP
 from sageattention3.demo import sampling, tiny
 from sageattention3.demo.families import FAMILIES
 from sageattention3.demo.planted import planted_flux
-from sageattention3.demo.sampling import EVERYTHING, SAMPLED, last_run, patched
+from sageattention3.demo.sampling import EVERYTHING, SAMPLED, calibrated, last_run, patched
 from sageattention3.kernels.metrics import compare
 from sageattention3.nodes import calibrate, profiles
 from sageattention3.nodes.calibrate import SageAttention3Calibrate, SageAttention3CalibrateGuider
@@ -22,8 +22,6 @@ from sageattention3.nodes.engine.calibration import Calibration
 from sageattention3.nodes.engine.profile import ProfileError
 from sageattention3.nodes.profiles import SageAttention3LoadProfile, SageAttention3SaveProfile
 from sageattention3.nodes.widgets import check_choices
-
-import nodes
 
 pytestmark = pytest.mark.host
 
@@ -296,7 +294,17 @@ def test_a_model_that_torch_compile_was_put_on_is_measured_all_the_same(tiny_mod
     assert len(profile.layers) == 5
 
 
-def test_the_preview_nodes_of_the_host_show_what_a_calibration_shows(tiny_model, tmp_path):
-    chart = run(tiny_model("flux"), "flux")[1]
-    [image] = nodes.PreviewImage().save_images(chart, "again")["ui"]["images"]
-    assert (tmp_path / "temp" / image["subfolder"] / image["filename"]).is_file()
+def test_compiled_code_keeps_to_the_choice(tiny_model):
+    from comfy_api.torch_helpers import set_torch_compile_wrapper
+
+    profile, _ = calibrated(tiny_model("flux"), "flux", steps=STEPS)
+    model = patched(tiny_model("flux"), profile=profile, max_error=0.005)
+    eager = sample(model, "flux")
+    choice = choose(profile, 0.005)
+    assert len(set(choice.precisions.values())) > 1
+    set_torch_compile_wrapper(model, backend="eager")
+    assert compare(sample(model, "flux"), eager).rel_l1 < 1e-5
+    ran = {
+        entry.layer: entry.precision for entry in last_run(model).compiled if inside(entry, choice)
+    }
+    assert ran == choice.precisions
