@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .widgets import PLAN_WIDGETS, PROFILE_INPUT, check_choices, patch_model
+from .widgets import PLAN_WIDGETS, PROFILE_INPUT, check_choices, patch_node_answer
 
 
 class SageAttention3LoadDiffusionModel:
@@ -28,9 +28,9 @@ class SageAttention3LoadDiffusionModel:
             profile, preset=preset, precision=precision, cross_attention=cross_attention
         )
 
-    def load(self, unet_name: str, weight_dtype: str, **settings: Any) -> tuple[Any]:
+    def load(self, unet_name: str, weight_dtype: str, **settings: Any) -> dict[str, Any]:
         (model,) = _host_loader()().load_unet(unet_name, weight_dtype)
-        return (patch_model(model, **settings),)
+        return patch_node_answer(model, **settings)
 
 
 def _host_loader() -> type:

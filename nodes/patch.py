@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .widgets import PLAN_WIDGETS, PROFILE_INPUT, check_choices, patch_model
+from .widgets import PLAN_WIDGETS, PROFILE_INPUT, check_choices, patch_node_answer
 
 
 class SageAttention3Patch:
@@ -29,5 +29,5 @@ class SageAttention3Patch:
             profile, preset=preset, precision=precision, cross_attention=cross_attention
         )
 
-    def patch(self, model: Any, **settings: Any) -> tuple[Any]:
-        return (patch_model(model, **settings),)
+    def patch(self, model: Any, **settings: Any) -> dict[str, Any]:
+        return patch_node_answer(model, **settings)

@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from .engine.layer_strip import layer_strip
 from .engine.layout import describe_model
-from .engine.override import install
+from .engine.override import find_session, install
 from .engine.plan import CROSS_ATTENTION, CUSTOM, PRESETS, make_plan
 from .engine.profile import TYPE as PROFILE_TYPE
 from .engine.profile import ProfileError, require_profile
@@ -128,6 +129,21 @@ def check_choices(profile: Any = None, **chosen: Any) -> bool | str:
                 f"Choose {', '.join(menu)}."
             )
     return True
+
+
+def patch_node_answer(model: Any, **settings: Any) -> dict[str, Any]:
+    """What a node with the plan's widgets returns: the patched model, and the strip of its layers.
+
+    Raises as :func:`patch_model`.
+    """
+    model = patch_model(model, **settings)
+    session = find_session(model) if settings["enabled"] else None
+    if session is None:
+        return {"result": (model,)}
+    profile = settings.get("profile")
+    errors = profile.errors.get(session.plan.precisions[0], {}) if profile else {}
+    strip = layer_strip(session.plan, session.layout, settings["fp16_layers"], errors)
+    return {"result": (model,), "ui": {"layers": strip}}
 
 
 def patch_model(model: Any, *, enabled: bool, profile: Any = None, **settings: Any) -> Any:

@@ -44,6 +44,27 @@ def run(server, object_info, workflows):
     return sight
 
 
+@pytest.fixture(scope="module", params=[False, True], ids=["old", "nodes2"])
+def strips(request, server, object_info, workflows):
+    """The same run with two cells of the layer strip clicked, in both ways of drawing nodes."""
+    family = FAMILIES["wan_t2v"]
+    host.import_comfy()
+    tiny.checkpoint(family.name)
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    workflow = workflows[family.workflow]
+    prompt = shrink(to_prompt(workflow, object_info), family, object_info, fp16_layers="first 1")
+    visit = Visit(
+        workflow,
+        run=prompt,
+        clicks=['[data-layer="block.1.self"]', '[data-layer="block.0.self"]'],
+        look_at="[data-layer]",
+        vue_nodes=request.param,
+        done_png=PICTURES / f"strip_{'nodes2' if request.param else 'old'}.png",
+    )
+    [sight] = tour(server.url, [visit])
+    return sight
+
+
 def only(sight, type_):
     [node] = [node for node in sight.nodes if node["type"] == type_]
     return node
@@ -75,7 +96,10 @@ def test_our_nodes_show_their_widgets(name, sights, object_info):
     declared = object_info[PATCH_NODE]["input"]["required"]
     patch = only(sights[name], PATCH_NODE)
     assert patch["title"] == "SageAttention3 Patch"
-    assert list(patch["widgets"]) == [widget for widget in declared if widget != "model"]
+    widgets = [widget for widget in declared if widget != "model"]
+    *shown, strip = patch["widgets"]
+    assert shown == widgets
+    assert strip.startswith("layers ")
     report = only(sights[name], REPORT_NODE)
     assert report["title"] == "SageAttention3 Report"
     assert report["widgets"] == {"report_text": ""}
@@ -94,3 +118,25 @@ def test_the_report_node_shows_its_text_and_its_picture(run):
     [(width, height)] = report["images"]
     assert width >= 300
     assert height >= 100
+
+
+def test_clicks_on_the_layer_strip_edit_the_text_and_nothing_else(strips):
+    """`first 1` becomes what is left of it, and the layer that was clicked first."""
+    [(before, after)] = [
+        (strips.prompt[i]["inputs"], node["inputs"])
+        for i, node in strips.clicked_prompt.items()
+        if node["class_type"] == PATCH_NODE
+    ]
+    assert after["fp16_layers"] == "block.0.cross, block.1.self"
+    assert set(after) == set(before), "the strip itself is not part of the graph"
+    assert strips.errors == []
+
+
+def test_the_layer_strip_shows_every_layer_and_what_stays_in_fp16(strips):
+    shown = {cell["layer"]: cell["fp16"] for cell in strips.seen}
+    assert shown == {
+        "block.0.self": "no",
+        "block.0.cross": "yes",
+        "block.1.self": "yes",
+        "block.1.cross": "yes",  # as cross_attention says
+    }
