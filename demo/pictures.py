@@ -12,7 +12,8 @@ from .families import FAMILIES
 from .frontend import CROP_PAD, Sight, Visit, tour
 from .graph import PATCH_NODE, shrink, to_prompt
 from .pack import ROOT
-from .sampling import patched, sample
+from .planted import planted_flux
+from .sampling import calibrated, patched, sample
 from .server import Server
 
 DOCS = ROOT / "web" / "docs"
@@ -20,7 +21,7 @@ DOCS = ROOT / "web" / "docs"
 
 def main() -> int:
     host.import_comfy()
-    for draw in (comparison, benchmark, layers):
+    for draw in (comparison, benchmark, calibration, layers):
         path = DOCS / draw()
         print(f"wrote {path.relative_to(ROOT)}")
     return 0
@@ -40,6 +41,16 @@ def comparison() -> Path:
     pair = pair_up(*({"samples": clip} for clip in clips))
     chart = comparison_chart(pair, compare_sequences(pair))
     return _save(chart, "SageAttention3Compare", "comparison.jpg")
+
+
+def calibration() -> Path:
+    """A tiny random model, one layer of which is hard to quantise, within a tight budget."""
+    from ..nodes.engine.budget import choose
+    from ..nodes.engine.error_chart import error_chart
+
+    profile, _ = calibrated(planted_flux("double.1"), "flux", steps=8)
+    chart = error_chart(profile, choose(profile, 0.004))
+    return _save(chart, "SageAttention3Calibrate", "chart.jpg")
 
 
 def benchmark() -> Path:
@@ -104,5 +115,6 @@ def _save(chart: torch.Tensor, node: str, name: str) -> Path:
 
 def _write(picture: Image.Image, node: str, name: str) -> Path:
     path = Path(node, name)
+    (DOCS / node).mkdir(exist_ok=True)
     picture.save(DOCS / path, quality=85, optimize=True)
     return path

@@ -88,7 +88,7 @@ def conditioning(name: str, seed: int = 1) -> list:
     text = FAMILIES[name].text
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randn(1, TEXT_TOKENS, text.channels, generator=generator)
-    extra: dict[str, Any] = {}
+    extra: dict[str, Any] = {"pooled_output": None}  # the host's text encoders always say
     if text.pooled:
         extra["pooled_output"] = torch.randn(1, text.pooled, generator=generator)
     if text.masked:

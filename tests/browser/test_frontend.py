@@ -6,7 +6,15 @@ import pytest
 from sageattention3.demo import host, tiny
 from sageattention3.demo.families import FAMILIES
 from sageattention3.demo.frontend import Visit, tour
-from sageattention3.demo.graph import PATCH_NODE, REPORT_NODE, shrink, to_prompt
+from sageattention3.demo.graph import (
+    PATCH_NODE,
+    REPORT_NODE,
+    SMALL,
+    inputs_of,
+    is_widget,
+    shrink,
+    to_prompt,
+)
 from sageattention3.demo.pack import ROOT
 from sageattention3.workflows.build.sheet import TITLE
 
@@ -70,6 +78,18 @@ def strips(request, server, object_info, workflows):
     return sight
 
 
+@pytest.fixture(scope="module")
+def calibrated(server, object_info, workflows):
+    """The graph that calibrates, patches, samples, reports and compares, run the same way."""
+    family = FAMILIES["flux"]
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    workflow = workflows["calibrate_and_compare"]
+    sizes = {**SMALL, "steps": 16}
+    prompt = shrink(to_prompt(workflow, object_info), family, object_info, sizes)
+    [sight] = tour(server.url, [Visit(workflow, prompt, done_png=PICTURES / "calibrated.png")])
+    return sight
+
+
 def only(sight, type_):
     [node] = [node for node in sight.nodes if node["type"] == type_]
     return node
@@ -98,12 +118,11 @@ def test_a_workflow_opens_without_an_error_on_the_page(name, sights):
 
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_our_nodes_show_their_widgets(name, sights, object_info):
-    declared = object_info[PATCH_NODE]["input"]["required"]
+    declared = inputs_of(object_info[PATCH_NODE])
     patch = only(sights[name], PATCH_NODE)
     assert patch["title"] == "SageAttention3 Patch"
-    widgets = [widget for widget in declared if widget != "model"]
     *shown, strip = patch["widgets"]
-    assert shown == widgets
+    assert shown == [w for w, (kind, opts) in declared.items() if is_widget(kind, opts)]
     assert strip.startswith("layers ")
     report = only(sights[name], REPORT_NODE)
     assert report["title"] == "SageAttention3 Report"
@@ -146,3 +165,20 @@ def test_the_layer_strip_shows_every_layer_and_what_stays_in_fp16(strips):
         "block.1.self": "yes",
         "block.1.cross": "yes",  # as cross_attention says
     }
+
+
+def test_the_calibrating_graph_runs_and_its_nodes_show_what_they_found(calibrated):
+    assert calibrated.status["status_str"] == "success"
+    assert calibrated.errors == []
+    shown = {
+        kind: only(calibrated, f"SageAttention3{kind}")
+        for kind in ("Calibrate", "Report", "Compare")
+    }
+    texts = {kind: node["widgets"]["report_text"] for kind, node in shown.items()}
+    assert texts["Calibrate"].startswith("Fastest within max_error 0.05: ")
+    assert "Note: Fastest within max_error 0.05: " in texts["Report"]
+    assert "latent" in texts["Compare"]
+    for node in shown.values():
+        [(width, height)] = node["images"]
+        assert width >= 300
+        assert height >= 100

@@ -19,6 +19,10 @@ NODES = {
     "SageAttention3Patch": ["MODEL"],
     "SageAttention3LoadDiffusionModel": ["MODEL"],
     "SageAttention3Report": ["LATENT", "STRING", "IMAGE"],
+    "SageAttention3Calibrate": ["SAGE3_PROFILE", "IMAGE", "STRING", "LATENT"],
+    "SageAttention3CalibrateGuider": ["SAGE3_PROFILE", "IMAGE", "STRING", "LATENT"],
+    "SageAttention3LoadProfile": ["SAGE3_PROFILE", "IMAGE", "STRING"],
+    "SageAttention3SaveProfile": ["SAGE3_PROFILE"],
     "SageAttention3Compare": ["IMAGE", "STRING"],
     "SageAttention3Benchmark": ["IMAGE", "STRING"],
 }

@@ -6,11 +6,12 @@ from sageattention3.nodes.engine.layer_strip import layer_strip
 from sageattention3.nodes.engine.plan import make_plan
 
 from .layouts import HUNYUAN, UNKNOWN, WAN
+from .profiles import profile_of
 
 
-def kept(layout, text="", errors=(), **settings):
-    plan = make_plan(layout, fp16_layers=text, **settings)
-    [strip] = layer_strip(plan, layout, text, dict(errors))
+def kept(layout, text="", profile=None, **settings):
+    plan = make_plan(layout, fp16_layers=text, profile=profile, **settings)
+    [strip] = layer_strip(plan, layout, text, profile)
     json.dumps(strip)  # plain values: it goes to the browser
     assert strip["fp16_layers"] == text
     return strip["layers"]
@@ -45,10 +46,24 @@ def test_what_the_text_names_is_the_texts_even_where_the_preset_keeps_it_too():
     assert first["kept"] == "fp16_layers"
 
 
+def test_a_profile_brings_the_precision_of_each_layer_and_its_mean_error_in_the_hardest_one():
+    layers = dict.fromkeys(HUNYUAN.layer_ids, 0.001)
+    errors = {"int8": layers, "fp4": {**layers, "double.1": [0.5, 0.25]}}
+    seconds = {p: dict.fromkeys(layers, 1 / (i + 1)) for i, p in enumerate(("fp16", "int8", "fp4"))}
+    profile = profile_of(errors, sigmas=(1.0, 0.5, 0.0), seconds=seconds)
+    shown = {x["id"]: x for x in kept(HUNYUAN, profile=profile, max_error=0.1)}
+    assert shown["double.1"]["error"] == 0.375
+    assert shown["double.1"]["precision"] == "int8"
+    assert shown["double.2"]["precision"] == "fp4"
+    none = {x["id"]: x["kept"] for x in kept(HUNYUAN, profile=profile, max_error=0.0)}
+    assert set(none.values()) == {"max_error 0"}
+
+
 def test_only_measured_layers_have_an_error():
-    layers = kept(HUNYUAN, errors={"double.1": 0.25})
+    profile = profile_of({"int8": {"double.1": 0.25, "double.2": float("nan")}})
+    layers = kept(HUNYUAN, profile=profile)
     assert [layer["id"] for layer in layers if "error" in layer] == ["double.1"]
 
 
 def test_a_model_whose_layers_are_not_known_has_no_strip():
-    assert layer_strip(make_plan(UNKNOWN), UNKNOWN, "", {}) == []
+    assert layer_strip(make_plan(UNKNOWN), UNKNOWN, "") == []

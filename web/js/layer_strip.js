@@ -12,7 +12,7 @@ const LINE = 16; // of the words below
 const SIDE = 10; // the frontend's own margin around a widget
 // Those of the report's heat strip; measured errors go from the first to the second.
 const FP16 = "#d0d0d0";
-const QUANTISED = "#56b4e9";
+const PRECISIONS = { int8: "#56b4e9", int8_fp4: "#009e73", fp4: "#e69f00" };
 const ERRORS = [
   [255, 247, 188],
   [213, 94, 0],
@@ -82,7 +82,8 @@ class LayerStrip {
     return this.node.inputs?.some(({ widget, link }) => widget?.name === TEXT && link != null);
   }
 
-  show({ fp16_layers: text, layers }) {
+  show({ fp16_layers: text, measured, layers }) {
+    this.measured = measured; // the precision of the errors
     const chosen = layers.filter(({ kept }) => kept === TEXT).map(({ id }) => id);
     this.known = { text, chosen };
     this.ids = layers.map(({ id }) => id);
@@ -133,13 +134,13 @@ class LayerStrip {
     return "click a layer to keep it in fp16";
   }
 
-  cell({ id, kept, error }, selection) {
+  cell({ id, kept, precision, error }, selection) {
     const cell = document.createElement("div");
     const chosen = selection.chosen.has(id);
     const byOther = kept && kept !== TEXT ? kept : "";
     const inFp16 = chosen || byOther;
-    const measured = error === undefined ? "" : `, measured error ${error.toPrecision(2)}`;
-    const why = chosen ? `fp16 by ${TEXT}` : byOther ? `fp16 by ${byOther}` : "quantised";
+    const measured = error === undefined ? "" : `; ${this.measured} error ${error.toPrecision(2)}`;
+    const why = chosen ? `fp16 by ${TEXT}` : byOther ? `fp16 by ${byOther}` : precision;
     cell.title = `${id}: ${why}${measured}`;
     cell.dataset.layer = id;
     cell.dataset.fp16 = inFp16 ? "yes" : "no";
@@ -150,7 +151,7 @@ class LayerStrip {
       boxSizing: "border-box",
       borderRadius: "2px",
       cursor: this.linked ? "default" : "pointer",
-      background: inFp16 ? FP16 : QUANTISED,
+      background: inFp16 ? FP16 : (PRECISIONS[precision] ?? FP16),
       border: chosen ? "2px solid #ffffff" : "none",
     });
     if (error !== undefined) {

@@ -5,9 +5,13 @@ import { app } from "../../../scripts/app.js";
 import { ComfyWidgets } from "../../../scripts/widgets.js";
 
 const WIDGET = "report_text";
+const MEASURE = "Run the workflow to see what each layer loses, and what max_error makes of that.";
 const PLACEHOLDERS = {
   SageAttention3Report: "Run the workflow to see what ran in which precision, and why.",
   SageAttention3Compare: "Run the workflow to see how far the result is from the reference.",
+  SageAttention3Calibrate: MEASURE,
+  SageAttention3CalibrateGuider: MEASURE,
+  SageAttention3LoadProfile: MEASURE,
   SageAttention3Benchmark: "Run the workflow to see which preset is fastest on this GPU.",
 };
 
