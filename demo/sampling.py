@@ -41,7 +41,7 @@ EVERYTHING = {
 
 def patched(model: Any, **settings: Any) -> Any:
     """``model`` as the patch node returns it; ``settings`` over ``EVERYTHING``."""
-    (model,) = SageAttention3Patch().patch(model, **{**EVERYTHING, **settings})
+    (model,) = SageAttention3Patch().patch(model, **{**EVERYTHING, **settings})["result"]
     return model
 
 

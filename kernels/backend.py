@@ -50,6 +50,30 @@ class HeadDimUpTo:
 
 
 @dataclass(frozen=True)
+class HeadDimIn:
+    """head_dim in one of these ranges of channels, ends included."""
+
+    ranges: tuple[tuple[int, int], ...]
+
+    def admits(self, request: Request) -> bool:
+        return any(first <= request.head_dim <= last for first, last in self.ranges)
+
+    def describe(self) -> str:
+        return f"a head_dim of {' or '.join(f'{first} to {last}' for first, last in self.ranges)}"
+
+
+@dataclass(frozen=True)
+class Unmasked:
+    """No mask; the call may be causal."""
+
+    def admits(self, request: Request) -> bool:
+        return request.mask == "none"
+
+    def describe(self) -> str:
+        return "a call without a mask"
+
+
+@dataclass(frozen=True)
 class Capability:
     """An NVIDIA GPU of compute capability ``first`` to ``last``, both (major, minor)."""
 
@@ -75,6 +99,17 @@ class Dtypes:
 
     def describe(self) -> str:
         return " or ".join(str(dtype).removeprefix("torch.") for dtype in self.dtypes)
+
+
+@dataclass(frozen=True)
+class OneDtype:
+    """k and v have q's dtype."""
+
+    def admits(self, request: Request) -> bool:
+        return not request.mixed_dtypes
+
+    def describe(self) -> str:
+        return "q, k and v of one dtype"
 
 
 @dataclass(frozen=True)

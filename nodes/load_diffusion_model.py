@@ -42,9 +42,9 @@ class SageAttention3LoadDiffusionModel:
     def IS_CHANGED(cls, profile_name=NONE, **_: Any) -> str:  # noqa: N802
         return state_of(profile_name)
 
-    def load(self, unet_name: str, weight_dtype: str, **settings: Any) -> tuple[Any]:
+    def load(self, unet_name: str, weight_dtype: str, **settings: Any) -> dict[str, Any]:
         (model,) = _host_loader()().load_unet(unet_name, weight_dtype)
-        return (patch_model(model, **settings),)
+        return patch_model(model, **settings)
 
 
 def _host_loader() -> type:

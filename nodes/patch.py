@@ -43,5 +43,5 @@ class SageAttention3Patch:
     def IS_CHANGED(cls, profile_name=NONE, **_: Any) -> str:  # noqa: N802
         return state_of(profile_name)
 
-    def patch(self, model: Any, **settings: Any) -> tuple[Any]:
-        return (patch_model(model, **settings),)
+    def patch(self, model: Any, **settings: Any) -> dict[str, Any]:
+        return patch_model(model, **settings)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from ..kernels import capabilities
+from .engine.layer_strip import layer_strip
 from .engine.layout import describe_model
 from .engine.override import install
 from .engine.plan import CROSS_ATTENTION, CUSTOM, PRESETS, make_plan
@@ -158,14 +159,16 @@ def patch_model(
     max_error: float = MAX_ERROR[1]["default"],
     profile_name: str = NONE,
     **settings: Any,
-) -> Any:
-    """``model`` (ModelPatcher) patched as the widgets say; ``model`` itself if not ``enabled``.
+) -> dict[str, Any]:
+    """A node's answer: ``model`` (ModelPatcher) patched as the widgets say, a strip of its layers.
+
+    The answer is ``model`` itself, without a strip, if not ``enabled``.
 
     Raises PlanError, SelectorError or ProfileError for settings that don't fit the model,
     RuntimeError on a host without attention overrides.
     """
     if not enabled:
-        return model
+        return {"result": (model,)}
     _require_overrides()
     layout = describe_model(model.get_model_object("diffusion_model"))
     if profile_name != NONE:
@@ -182,7 +185,9 @@ def patch_model(
             "max_error": max_error,
             "candidates": _candidates(model.load_device, profile, settings["emulation"]),
         }
-    return install(model, make_plan(layout, **settings), layout)
+    plan = make_plan(layout, **settings)
+    strip = layer_strip(plan, layout, settings["fp16_layers"], profile)
+    return {"result": (install(model, plan, layout),), "ui": {"layers": strip}}
 
 
 def _candidates(device: torch.device, profile: Profile, emulation: bool) -> tuple[str, ...]:

@@ -69,7 +69,9 @@ def quantise(
     live_keys: torch.Tensor | None,
     scale: float,
 ) -> Packed:
-    """Smooth K and V, rotate Q and K, quantise all three. Enqueues one or two kernels, never syncs.
+    """Smooth K and V, rotate Q and K, quantise all three, or V not, as ``layout`` says.
+
+    Enqueues one or two kernels, never syncs.
 
     q [B, Hq, Nq, D], k, v [B, Hk, Nk, D] and their layout as :func:`readable` gives them.
     live_keys: bool [B|1, Hk|1, Nk], contiguous in the last dimension: keys that some query sees;
@@ -111,11 +113,11 @@ def quantise(
 
 
 def readable(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, codes_of_v: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Layout]:
     """``operands.readable``, and the layout, which knows most of the answer already."""
-    layout = lay_out(q, k, v)
+    layout = lay_out(q, k, v, codes_of_v)
     if layout.in_vectors and aligned(q, k, v):
         return q, k, v, layout
     q, k, v = operands.readable(q, k, v)
-    return q, k, v, lay_out(q, k, v)
+    return q, k, v, lay_out(q, k, v, codes_of_v)

@@ -52,6 +52,32 @@ def run(server, object_info, workflows):
     return sight
 
 
+# Two texts for the same layers: the host would take the second run's Patch from its cache, of which
+# a page that was opened later hears nothing.
+@pytest.fixture(scope="module", params=["first 1", "block.0"], ids=["old", "nodes2"])
+def strips(request, server, object_info, workflows):
+    """The same run with two cells of the layer strip clicked, in both ways of drawing nodes."""
+    vue_nodes = request.param == "block.0"
+    family = FAMILIES["wan_t2v"]
+    host.import_comfy()
+    tiny.checkpoint(family.name)
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    workflow = workflows[family.workflow]
+    prompt = shrink(
+        to_prompt(workflow, object_info), family, object_info, fp16_layers=request.param
+    )
+    visit = Visit(
+        workflow,
+        run=prompt,
+        clicks=['[data-layer="block.1.self"]', '[data-layer="block.0.self"]'],
+        look_at="[data-layer]",
+        vue_nodes=vue_nodes,
+        done_png=PICTURES / f"strip_{'nodes2' if vue_nodes else 'old'}.png",
+    )
+    [sight] = tour(server.url, [visit])
+    return sight
+
+
 @pytest.fixture(scope="module")
 def calibrated(server, object_info, workflows):
     """The graph that calibrates, patches, samples, reports and compares, run the same way."""
@@ -95,9 +121,9 @@ def test_our_nodes_show_their_widgets(name, sights, object_info):
     declared = inputs_of(object_info[PATCH_NODE])
     patch = only(sights[name], PATCH_NODE)
     assert patch["title"] == "SageAttention3 Patch"
-    assert list(patch["widgets"]) == [
-        w for w, (kind, opts) in declared.items() if is_widget(kind, opts)
-    ]
+    *shown, strip = patch["widgets"]
+    assert shown == [w for w, (kind, opts) in declared.items() if is_widget(kind, opts)]
+    assert strip.startswith("layers ")
     report = only(sights[name], REPORT_NODE)
     assert report["title"] == "SageAttention3 Report"
     assert report["widgets"] == {"report_text": ""}
@@ -116,6 +142,29 @@ def test_the_report_node_shows_its_text_and_its_picture(run):
     [(width, height)] = report["images"]
     assert width >= 300
     assert height >= 100
+
+
+def test_clicks_on_the_layer_strip_edit_the_text_and_nothing_else(strips):
+    """`first 1` becomes what is left of it, and the layer that was clicked first."""
+    [(before, after)] = [
+        (strips.prompt[i]["inputs"], node["inputs"])
+        for i, node in strips.clicked_prompt.items()
+        if node["class_type"] == PATCH_NODE
+    ]
+    assert strips.status["status_str"] == "success"
+    assert after["fp16_layers"] == "block.0.cross, block.1.self"
+    assert set(after) == set(before), "the strip itself is not part of the graph"
+    assert strips.errors == []
+
+
+def test_the_layer_strip_shows_every_layer_and_what_stays_in_fp16(strips):
+    shown = {cell["layer"]: cell["fp16"] for cell in strips.seen}
+    assert shown == {
+        "block.0.self": "no",
+        "block.0.cross": "yes",
+        "block.1.self": "yes",
+        "block.1.cross": "yes",  # as cross_attention says
+    }
 
 
 def test_the_calibrating_graph_runs_and_its_nodes_show_what_they_found(calibrated):

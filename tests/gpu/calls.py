@@ -27,3 +27,16 @@ def mask_of_kind(kind, *shape):
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[kind]
     bias = torch.randn(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(2))
     return bias.masked_fill(~mask, -torch.inf).to(dtype)
+
+
+def biased(x, seed, low=5.0, high=20.0):
+    """``x`` with four channels per head moved by 5 to 20, as of real models' keys."""
+    generator = torch.Generator().manual_seed(seed)
+    x = x.clone()
+    for head in range(x.shape[1]):
+        for channel in torch.randperm(x.shape[-1], generator=generator)[:4]:
+            size = low + (high - low) * torch.rand((), generator=generator).item()
+            x[:, head, :, channel] += size * (
+                1 if torch.rand((), generator=generator) > 0.5 else -1
+            )
+    return x

@@ -15,11 +15,16 @@ pytestmark = pytest.mark.gpu
 
 
 class Backend(NamedTuple):
-    """bar: relative L1 on normal tensors, which reach .017 and .18; above is a fault, not noise."""
+    """bar: relative L1 on normal tensors, which reach .017 and .18; above is a fault, not noise.
+
+    limited: takes neither masks nor FP32.
+    """
 
     precision: str
     name: str
     bar: float
+    capability: tuple[int, int] | None = None  # the only one that has it
+    limited: bool = False
 
     def __call__(self, q, k, v, **options):
         return attention(q, k, v, precision=self.precision, backend=self.name, **options)
@@ -30,18 +35,32 @@ class Backend(NamedTuple):
         assert errors.rel_l1 < self.bar, errors
 
 
-BACKENDS = (Backend("int8", "sm80_int8", 0.03), Backend("fp4", "emulated_fp4", 0.25))
+BACKENDS = (
+    Backend("int8", "sm80_int8", 0.03),
+    Backend("int8", "sm90_int8", 0.03, capability=(9, 0), limited=True),
+    Backend("fp4", "emulated_fp4", 0.25),
+)
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)
 def run(request):
+    wanted = request.param.capability
+    if wanted not in (None, torch.cuda.get_device_capability()):
+        pytest.skip(f"needs a GPU of compute capability {wanted}")
     return request.param
+
+
+def skip_if_limited(run):
+    if run.limited:
+        pytest.skip("such calls go to another backend")
 
 
 # --------------------------------------------------------------------------------- shapes, strides
 @pytest.mark.parametrize("d", [64, 128, 256])
 def test_every_remainder_of_keys_ignores_what_lies_behind_them(run, d):
     """Buffers longer than the call, poisoned: a kernel that reads past the end shows it."""
+    if d > 128:
+        skip_if_limited(run)
     for nk in range(1, 256):
         q, k, v = tensors(nq=32, nk=320, d=d, seed=nk)
         k[:, :, nk:], v[:, :, nk:] = 1e4, torch.inf
@@ -76,6 +95,7 @@ def test_inputs_stay_as_they_are(run):
 
 
 def test_mixed_dtypes_meet_in_the_widest(run):
+    skip_if_limited(run)
     q, k, v = tensors(dtype=torch.float16)
     out = run(q, k.float(), v.bfloat16())
     assert out.dtype == torch.float16
@@ -85,6 +105,7 @@ def test_mixed_dtypes_meet_in_the_widest(run):
 # ------------------------------------------------------------------------------------------- masks
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_the_lowest_finite_bias_hides_but_a_row_of_it_attends_evenly(run, dtype):
+    skip_if_limited(run)
     q, k, v = tensors(nq=70, nk=200, dtype=dtype)
     bias = torch.zeros(1, 1, 70, 200, device="cuda", dtype=dtype)
     bias[..., 100:] = torch.finfo(dtype).min
@@ -96,6 +117,7 @@ def test_the_lowest_finite_bias_hides_but_a_row_of_it_attends_evenly(run, dtype)
 
 
 def test_hidden_keys_cannot_matter(run):
+    skip_if_limited(run)
     q, k, v = tensors(nq=100, nk=333)
     mask = random_mask(1, 1, 1, 333)
     expected = run(q, k, v, mask=mask)
@@ -108,6 +130,8 @@ def test_hidden_keys_cannot_matter(run):
 @pytest.mark.parametrize("d", [64, 128])
 def test_finite_inputs_give_finite_outputs(run, d):
     for dtype, large in ((torch.float16, 6e4), (torch.bfloat16, 1e36), (torch.float32, 1e36)):
+        if run.limited and dtype == torch.float32:
+            continue
         q, k, v = tensors(d=d, dtype=dtype)
         limit = torch.finfo(dtype).max
         huge = [(x.float() * large).clamp(-limit, limit).to(dtype) for x in (q, k, v)]

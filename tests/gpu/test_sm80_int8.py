@@ -7,7 +7,7 @@ from sageattention3.kernels.launch.sm80_int8 import attend
 from sageattention3.kernels.metrics import compare
 from sageattention3.kernels.reference import exact_attention
 
-from .calls import mask_of_kind, random_mask, tensors
+from .calls import biased, mask_of_kind, random_mask, tensors
 
 pytestmark = pytest.mark.gpu
 
@@ -92,19 +92,6 @@ def test_a_query_that_sees_nothing_gets_zeros():
 
 
 # ---------------------------------------------------------------------------------------- numerics
-def biased(x, seed, low=5.0, high=20.0):
-    """``x`` with four channels per head moved by 5 to 20, as of real models' keys."""
-    generator = torch.Generator().manual_seed(seed)
-    x = x.clone()
-    for head in range(x.shape[1]):
-        for channel in torch.randperm(x.shape[-1], generator=generator)[:4]:
-            size = low + (high - low) * torch.rand((), generator=generator).item()
-            x[:, head, :, channel] += size * (
-                1 if torch.rand((), generator=generator) > 0.5 else -1
-            )
-    return x
-
-
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize(
     ("name", "bar"),

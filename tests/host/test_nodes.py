@@ -208,7 +208,7 @@ def test_a_disabled_node_passes_the_very_model_through(tiny_model):
 def test_the_loader_loads_as_the_hosts_loader_and_patches():
     name = tiny.checkpoint("sd3").name
     settings = {**EVERYTHING, "precision": "fp16"}
-    (ours,) = SageAttention3LoadDiffusionModel().load(name, "default", **settings)
+    (ours,) = SageAttention3LoadDiffusionModel().load(name, "default", **settings)["result"]
     (hosts,) = nodes.UNETLoader().load_unet(name, "default")
     assert find_session(ours) is not None
     assert torch.equal(

@@ -1,0 +1,154 @@
+// Matrix products of a warpgroup (four warps) on compute capability 9.0: D += A B with A [64, k] in
+// registers, B [k, n] in shared memory, D [64, n] in registers (PTX ISA, section 9.7.15).
+//
+// They run on their own, beside the instructions after them: between wgmma_begin() and the
+// wgmma_wait() that ends them, nobody may touch D, A or B. Of its warp's 16 rows, lane 4g + t holds
+// A and D like mma.sync does (see ptx.cuh), the eights of D's columns one after the other.
+#pragma once
+
+#include "ptx.cuh"
+
+// How B lies in shared memory: a descriptor of PTX ISA, section 9.7.15.5.1. Swizzling permutes the
+// 16-byte units of a row by the bits of the row's number; addresses below are those before it.
+struct WgmmaOperand {
+  u64 bits;
+
+  __device__ __forceinline__ WgmmaOperand operator+(int bytes) const {
+    return {bits + (bytes >> 4)};
+  }
+
+  // Rows of n, 32 bytes each along k, as in panels.cuh: eights of rows follow each other.
+  static __device__ __forceinline__ WgmmaOperand panel(u32 address) {
+    return make(address, 16, 8 * 32, 3);
+  }
+
+  // Rows of k, 128 bytes each along n; eights of rows follow each other. Wider matrices go on
+  // `next` bytes later.
+  static __device__ __forceinline__ WgmmaOperand rows_of_128_bytes(u32 address, int next) {
+    return make(address, next, 8 * 128, 1);
+  }
+
+ private:
+  static __device__ __forceinline__ WgmmaOperand make(u32 address, int leading, int stride,
+                                                      u64 swizzle) {
+    return {static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading >> 4) << 16 |
+            static_cast<u64>(stride >> 4) << 32 | swizzle << 62};
+  }
+};
+
+__device__ __forceinline__ void wgmma_begin() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+// Until at most `PENDING` of the committed groups are under way.
+template <int PENDING>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+// Keeps the compiler from reading or moving registers of a product that is under way.
+template <int N>
+__device__ __forceinline__ void pin(u32 (&registers)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+r"(registers[i])::"memory");
+}
+
+template <int N>
+__device__ __forceinline__ void pin(float (&registers)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+
+#define LIST_32                                                                                 \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24," \
+  "%25,%26,%27,%28,%29,%30,%31}"
+#define LIST_64                                                                                 \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24," \
+  "%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,"    \
+  "%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
+#define EIGHT(kind, d, i)                                                                  \
+  kind(d[i]), kind(d[i + 1]), kind(d[i + 2]), kind(d[i + 3]), kind(d[i + 4]), kind(d[i + 5]), \
+      kind(d[i + 6]), kind(d[i + 7])
+#define THIRTY_TWO(kind, d, i) \
+  EIGHT(kind, d, i), EIGHT(kind, d, i + 8), EIGHT(kind, d, i + 16), EIGHT(kind, d, i + 24)
+
+// Whether a product adds to D is a predicate; the ones after it: A's sign, B's sign, B transposed.
+#define ADDS "{.reg .pred adds; setp.ne.b32 adds, 1, 0;\n"
+
+// D [64, 64] = A [64, 32] B, or D += A B, in s8 and s32; B: a panel.
+__device__ __forceinline__ void wgmma_s8(u32 (&d)[32], const u32 (&a)[4], WgmmaOperand b,
+                                         bool adds) {
+  asm volatile(
+      "{.reg .pred adds; setp.ne.b32 adds, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 " LIST_32 ", {%32,%33,%34,%35}, %36, adds;}"
+      : THIRTY_TWO("+r", d, 0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<int>(adds)));
+}
+
+// D [64, 64 or 128] += A [64, 16] B in FP16 or (else) BF16 and FP32; B: rows of 128 bytes.
+template <Dtype DTYPE>
+__device__ __forceinline__ void wgmma_16bit(float (&d)[32], const u32 (&a)[4], WgmmaOperand b) {
+  if constexpr (DTYPE == F16) {
+    asm volatile(ADDS "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " LIST_32
+                 ", {%32,%33,%34,%35}, %36, adds, 1, 1, 1;}"
+                 : THIRTY_TWO("+f", d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits));
+  } else {
+    asm volatile(ADDS "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " LIST_32
+                 ", {%32,%33,%34,%35}, %36, adds, 1, 1, 1;}"
+                 : THIRTY_TWO("+f", d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits));
+  }
+}
+
+template <Dtype DTYPE>
+__device__ __forceinline__ void wgmma_16bit(float (&d)[64], const u32 (&a)[4], WgmmaOperand b) {
+  if constexpr (DTYPE == F16) {
+    asm volatile(ADDS "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " LIST_64
+                 ", {%64,%65,%66,%67}, %68, adds, 1, 1, 1;}"
+                 : THIRTY_TWO("+f", d, 0), THIRTY_TWO("+f", d, 32)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits));
+  } else {
+    asm volatile(ADDS "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " LIST_64
+                 ", {%64,%65,%66,%67}, %68, adds, 1, 1, 1;}"
+                 : THIRTY_TWO("+f", d, 0), THIRTY_TWO("+f", d, 32)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits));
+  }
+}
+
+#undef ADDS
+#undef LIST_32
+#undef LIST_64
+#undef EIGHT
+#undef THIRTY_TWO
+
+// Registers that each thread of this warpgroup may use from here on; all four warps say the same.
+template <int COUNT>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+template <int COUNT>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// Ordinary writes of this thread to shared memory, before products that read them.
+__device__ __forceinline__ void publish_to_wgmma() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Named barriers: `THREADS` threads meet at `id`, of which those that arrive do not wait.
+template <int THREADS>
+__device__ __forceinline__ void synchronise(int id) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
+}
+
+template <int THREADS>
+__device__ __forceinline__ void arrive(int id) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
+}

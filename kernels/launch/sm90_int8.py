@@ -1,0 +1,122 @@
+"""INT8 attention on wgmma, for compute capability 9.0: Q K^T in 8 bits, P V in the 16 of V.
+
+Sources: FlashAttention-3 (arXiv 2407.08608) for two warpgroups that fill each other's gaps and for
+scores of the next tile beside P V of this one; FlashAttention-4's report for rescaling only where a
+maximum has moved far. docs/kernel-notes-int8.md has the figures.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from ..backend import Backend, Capability, Dtypes, HeadDimIn, OneDtype, Unmasked, token_major_like
+from ..jit.loader import launch
+from ..jit.variants import Variant
+from .geometry import parts
+from .int8_quantise import quantise, readable
+from .operands import DTYPES, OUTPUT, TENSOR, first_channels, in_reach, true_lse, view
+
+ROWS = 128  # of Q per block of threads
+
+
+class Tile(NamedTuple):
+    """Of K and V: ``keys`` at a time, ``stages`` of them in shared memory.
+
+    takes_turns: the two warpgroups issue their products one after the other.
+    """
+
+    keys: int
+    stages: int
+    takes_turns: bool
+
+    def bytes(self, head_dim: int) -> int:
+        return self.stages * (self.keys * head_dim * 3 + 3 * 8)
+
+
+TILES: dict[int, Tile] = {  # head_dim
+    64: Tile(keys=128, stages=8, takes_turns=True),
+    128: Tile(keys=128, stages=4, takes_turns=True),
+}
+
+
+def attention_variant(head_dim: int, dtype: torch.dtype, tile: Tile) -> Variant:
+    return Variant(
+        source="sm90_int8_attention.cu",
+        kernel="sm90_int8_attention",
+        template=(head_dim, tile.keys, DTYPES[dtype], tile.stages, tile.takes_turns),
+        params=f"4Q{TENSOR}{OUTPUT}Q7i",
+        threads=384,
+        shared_bytes=tile.bytes(head_dim),
+        first_sm=90,
+        last_sm=90,
+    )
+
+
+_ATTENTION = {
+    (head_dim, dtype): attention_variant(head_dim, dtype, tile)
+    for head_dim, tile in TILES.items()
+    for dtype in (torch.float16, torch.bfloat16)
+}
+VARIANTS = tuple(_ATTENTION.values())
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    scale: float,
+    causal: bool,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """``softmax(scale Q K^T) V`` with Q and K in INT8: [B, Hq, Nq, D], token-major in memory.
+
+    q: [B, Hq, Nq, D]; k, v: [B, Hk, Nk, D], all fp16 or all bf16, D up to 64 or 97 to 128.
+    return_lse: also the logarithm of the sum of each row's exponentiated scores, FP32 [B, Hq, Nq].
+    """
+    k, v, _ = in_reach(k, v, None, causal, q)
+    channels = q.shape[3]
+    q, k, v, layout = readable(q, k, v, codes_of_v=False)
+    packed = quantise(q, k, v, layout, live_keys=None, scale=scale)
+    out = torch.empty_like(q) if layout.token_major else token_major_like(q)
+    lse = None
+    if return_lse:
+        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    start = packed.buffer.data_ptr()
+    batch, q_heads, q_len = layout.query_sizes
+    launch(
+        _ATTENTION[layout.head_dim, q.dtype],
+        q.get_device(),
+        batch * q_heads * parts(q_len, ROWS),
+        start + layout.q_codes,
+        start + layout.q_scales,
+        start + layout.k_codes,
+        start + layout.k_scales,
+        *view(v),
+        out.data_ptr(),
+        *layout.out_view,
+        0 if lse is None else lse.data_ptr(),
+        *layout.attention_sizes,
+        causal,
+    )
+    out = first_channels(out, channels)
+    return (out, true_lse(lse, q, packed.key_mean(k), scale)) if return_lse else out
+
+
+def _forward(q, k, v, *, precision: str, mask, scale: float, causal: bool) -> torch.Tensor:
+    return attend(q, k, v, scale=scale, causal=causal)
+
+
+SM90_INT8 = Backend(
+    name="sm90_int8",
+    precisions=("int8",),
+    native=True,
+    constraints=(
+        Capability((9, 0), (9, 0)),
+        Dtypes((torch.float16, torch.bfloat16)),
+        OneDtype(),
+        HeadDimIn(((1, 64), (97, 128))),
+        Unmasked(),
+    ),
+    forward=_forward,
+)

@@ -1,0 +1,36 @@
+"""Launchers of this pack's kernels, made to run on CPU tensors through the interpreter."""
+
+import pytest
+from sageattention3.kernels.launch import (
+    fp4_proof,
+    fp4_quantise,
+    geometry,
+    int8_quantise,
+    sm80_int8,
+    sm90_int8,
+    sm120_fp4,
+)
+
+from .simulator import Simulator
+
+_LAUNCHERS = (fp4_proof, fp4_quantise, int8_quantise, sm80_int8, sm90_int8, sm120_fp4)
+
+
+@pytest.fixture
+def use(monkeypatch):
+    """A function that makes launches go to a Simulator."""
+    # A GPU of four multiprocessors: calls of a few hundred tokens are cut into chunks.
+    monkeypatch.setattr(geometry, "_multiprocessors", lambda device: 4)
+
+    def use(simulator: Simulator) -> Simulator:
+        for module in _LAUNCHERS:
+            monkeypatch.setattr(module, "launch", simulator.launch)
+        return simulator
+
+    return use
+
+
+@pytest.fixture(scope="session")
+def simulators():
+    """By compute capability; shared, as decoding a kernel takes longer than running it."""
+    return {sm: Simulator(sm) for sm in (80, 90, 120)}

@@ -1,0 +1,171 @@
+"""Which Python function an instruction becomes, and how it reads and writes registers.
+
+Registers are arrays [warps, 32] of unsigned integers, predicates of bool, replaced as a whole when
+they are written. See docs/ptx-interpreter.md on how to add an instruction.
+"""
+
+import re
+from collections.abc import Callable
+from functools import cache
+
+import ml_dtypes
+import numpy as np
+
+from .ptx import (
+    Address,
+    Immediate,
+    Instruction,
+    KernelError,
+    Negated,
+    Program,
+    Register,
+    Special,
+    Symbol,
+)
+
+TYPES = {
+    **{f"{kind}{8 * n}": np.dtype(f"u{n}") for n in (1, 2, 4, 8) for kind in "bu"},
+    **{f"s{8 * n}": np.dtype(f"i{n}") for n in (1, 2, 4, 8)},
+    **{f"f{8 * n}": np.dtype(f"f{n}") for n in (2, 4)},
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "pred": np.dtype(bool),
+}
+_STORED = {0: np.dtype(bool), **{n: np.dtype(f"u{n}") for n in (1, 2, 4, 8)}}
+
+Run = Callable[..., None]  # of a machine
+_BUILDERS: list[tuple[re.Pattern, Callable[..., Run]]] = []
+
+
+class Op:
+    """An instruction on its way to a function: its operands as readers and writers."""
+
+    def __init__(self, instruction: Instruction, program: Program):
+        self.instruction = instruction
+        self.operands = instruction.operands
+        self.symbols = program.symbols
+
+    def read(self, operand, dtype: str | np.dtype) -> Callable:
+        """A function of the machine: ``operand`` as ``dtype``, [warps, 32] or a scalar."""
+        dtype = TYPES.get(dtype, dtype)
+        if isinstance(operand, Register):
+            return _register_reader(operand, dtype)
+        if isinstance(operand, Negated):
+            inner = self.read(operand.register, dtype)
+            return lambda m: ~inner(m)
+        if isinstance(operand, Special):
+            return lambda m: m.special(operand.name).astype(dtype)
+        value = self.constant(operand, dtype)
+        return lambda m: value
+
+    def constant(self, operand, dtype: np.dtype):
+        """An immediate, or the address of a variable, as a scalar of ``dtype``."""
+        if isinstance(operand, Symbol) and operand.name in self.symbols:
+            operand = Immediate(self.symbols[operand.name])
+        if not isinstance(operand, Immediate):
+            raise KernelError(f"{operand} cannot be read here")
+        if dtype.kind == "b":
+            return np.bool_(operand.bits)
+        bits = operand.bits & ((1 << 8 * dtype.itemsize) - 1)
+        return np.array(bits, _STORED[dtype.itemsize]).view(dtype)[()]
+
+    def write(self, operand, dtype: str | np.dtype) -> Callable:
+        """A function of the machine and a value that puts it where lanes are active."""
+        dtype = TYPES.get(dtype, dtype)
+        if operand is None:
+            return lambda m, value: None
+        index, stored = operand.index, _STORED[operand.bytes]
+        wide = dtype.itemsize < stored.itemsize
+        extended = (
+            np.dtype(f"{dtype.kind}{stored.itemsize}") if wide and dtype.kind in "iu" else stored
+        )
+
+        def put(m, value):
+            if wide:
+                value = value.astype(extended)
+            if value.dtype != stored:
+                value = value.view(stored)
+            if not m.everyone:
+                value = np.where(m.mask, value, m.registers[index])
+            elif value.shape != m.shape:
+                value = np.broadcast_to(value, m.shape)
+            m.registers[index] = value
+
+        return put
+
+    def address(self, operand: Address, dtype: str) -> Callable:
+        base = self.read(operand.base, dtype)
+        offset = self.constant(Immediate(operand.offset), TYPES[dtype])
+        return base if not operand.offset else lambda m: base(m) + offset
+
+
+def elementwise(op: Op, to: str, *sources: str, function) -> Run:
+    """The first operand becomes ``function`` of the others; ``to`` and ``sources`` are types."""
+    put = op.write(op.operands[0], to)
+    if len(op.operands) != 1 + len(sources):
+        raise KernelError(f"{len(op.operands)} operands, {1 + len(sources)} are understood")
+    reads = [op.read(*pair) for pair in zip(op.operands[1:], sources, strict=True)]
+    if len(reads) == 1:
+        (a,) = reads
+        return lambda m: put(m, function(a(m)))
+    if len(reads) == 2:
+        a, b = reads
+        return lambda m: put(m, function(a(m), b(m)))
+    return lambda m: put(m, function(*[read(m) for read in reads]))
+
+
+def _register_reader(register: Register, dtype: np.dtype) -> Callable:
+    index, stored = register.index, _STORED[register.bytes]
+    if dtype == stored:
+        return lambda m: m.registers[index]
+    if dtype.itemsize == stored.itemsize:
+        return lambda m: m.registers[index].view(dtype)
+    if dtype.itemsize > stored.itemsize:
+        raise KernelError(f"a register of {stored.itemsize} bytes is read as {dtype}")
+    narrow = _STORED[dtype.itemsize]
+    return lambda m: m.registers[index].astype(narrow).view(dtype)
+
+
+def instruction(pattern: str):
+    """Register a builder: a function of an Op and the pattern's groups that gives a Run."""
+
+    def register(builder):
+        _BUILDERS.append((re.compile(pattern), builder))
+        return builder
+
+    return register
+
+
+@cache
+def _find(opcode: str):
+    for pattern, builder in _BUILDERS:
+        found = pattern.fullmatch(opcode)
+        if found:
+            return builder, found.groups()
+    return None
+
+
+def check_known(what: Instruction) -> None:
+    if not _find(what.opcode):
+        raise KernelError(f"{place(what)}: unknown instruction {what.opcode}")
+
+
+def decode(what: Instruction, program: Program) -> Run:
+    """The function that runs ``what``, which is known, on a machine."""
+    builder, groups = _find(what.opcode)
+    try:
+        run = builder(Op(what, program), *groups)
+    except (KernelError, TypeError, ValueError, AttributeError, KeyError) as error:
+        raise KernelError(f"{place(what)}: {error}") from error
+    if what.guard is None or what.opcode.startswith(("bra", "exit", "ret")):
+        return run
+    guard = Op(what, program).read(what.guard, "pred")
+
+    def guarded(m):
+        with m.only(guard(m)):
+            run(m)
+
+    return guarded
+
+
+def place(what: Instruction) -> str:
+    return f"PTX line {what.line} ({what.source or 'no source'}): {what.text}"

@@ -1,0 +1,279 @@
+"""Runs blocks of threads: warps that stand at one place go on together, in one array operation.
+
+A seed decides which warps go on and how far before others do, which side of a parted warp goes
+first, and when asynchronous copies end. Seed 0 keeps warps in step and ends copies last of all.
+"""
+
+import contextlib
+import random
+
+import numpy as np
+
+from . import access, arithmetic, conversions, cross_lane, matrix  # noqa: F401  they register themselves
+from .barriers import BlockBarriers, Mbarriers
+from .copies import Copies
+from .decode import Op, check_known, decode, place
+from .flow import EXIT, Block, cut
+from .memory import Shared, Tensors
+from .ptx import Instruction, KernelError, Program
+from .races import Races
+from .wgmma import Products
+
+_NOWHERE = -1
+
+
+class Code:
+    """A program for all of its launches; blocks are decoded when one gets there."""
+
+    def __init__(self, program: Program):
+        self.program = program
+        self.blocks = cut(program)
+        self._decoded: dict[int, tuple] = {}
+        for block in self.blocks:
+            for what in _body(block):
+                check_known(what)
+
+    def decoded(self, at: int) -> tuple:
+        """The functions of a block's instructions, and the guard of the branch that ends it."""
+        if at not in self._decoded:
+            block, guard = self.blocks[at], None
+            last = block.instructions[-1]
+            if block.last and last.guard is not None:
+                guard = Op(last, self.program).read(last.guard, "pred")
+            runs = [decode(what, self.program) for what in _body(block)]
+            self._decoded[at] = runs, guard
+        return self._decoded[at]
+
+
+def _body(block: Block) -> list[Instruction]:
+    branches = block.last in ("bra", "exit")
+    return block.instructions[:-1] if branches else block.instructions
+
+
+class Machine:
+    """Blocks ``first`` to ``first + blocks`` of a grid, from start to end of their threads."""
+
+    def __init__(
+        self,
+        code: Code,
+        tensors: Tensors,
+        parameters: bytes,
+        *,
+        grid: int,
+        first: int,
+        blocks: int,
+        threads: int,
+        shared_bytes: int,
+        seed: int,
+    ):
+        per_block = -(-threads // 32)
+        self.code, self.tensors, self.threads = code, tensors, threads
+        self.parameters = np.frombuffer(parameters, np.uint8)
+        self.shape = (blocks * per_block, 32)
+        self.registers = [
+            np.zeros(self.shape, f"u{n}" if n else bool) for n in code.program.register_bytes
+        ]
+        self.block_of_warp = np.arange(self.shape[0]) // per_block
+        self.block_of_lane = np.broadcast_to(self.block_of_warp[:, None], self.shape)
+        self.warp_of_lane = np.broadcast_to(np.arange(self.shape[0])[:, None], self.shape)
+        thread = np.arange(self.shape[0])[:, None] % per_block * 32 + np.arange(32)
+        self._specials = {
+            "%tid.x": thread,
+            "%ctaid.x": first + self.block_of_lane,
+            "%ntid.x": threads,
+            "%nctaid.x": grid,
+            "%laneid": thread % 32,
+            **dict.fromkeys(("%tid.y", "%tid.z", "%ctaid.y", "%ctaid.z"), 0),
+            **dict.fromkeys(("%ntid.y", "%ntid.z", "%nctaid.y", "%nctaid.z"), 1),
+        }
+        self._specials = {
+            name: np.broadcast_to(np.asarray(value, "u4"), self.shape)
+            for name, value in self._specials.items()
+        }
+        self._first = first
+        self.shared = Shared(blocks, code.program.static_shared + shared_bytes)
+        self.races = Races(self.shape[0], per_block, blocks * self.shared.stride // 4)
+        self.copies, self.barriers, self.mbarriers = (
+            Copies(self),
+            BlockBarriers(self),
+            Mbarriers(self),
+        )
+        self.products = Products(self)
+
+        self.alive = thread < threads
+        warps = self.shape[0]
+        self.waiting = np.zeros(warps, bool)  # at a barrier
+        self.asleep = np.zeros(warps, bool)  # until a phase of an mbarrier ends
+        self._at = np.zeros(warps, "i8")  # block of instructions that each warp is to run next
+        self._lanes = self.alive.copy()  # those that run it
+        self._meeting = np.full(warps, _NOWHERE)  # where they join the lanes on top of the stack
+        self._stacks: list[list[tuple]] = [[] for _ in range(warps)]  # (meeting, at, lanes)
+        self._scheduler = _Scheduler(seed, per_block, warps)
+        self._set_mask(self.alive)
+
+    # ------------------------------------------------------------------------ what instructions use
+    def special(self, name: str) -> np.ndarray:
+        if name not in self._specials:
+            raise KernelError(f"unknown register {name}")
+        return self._specials[name]
+
+    def _set_mask(self, mask: np.ndarray) -> None:
+        self.mask = mask
+        self.everyone = bool(mask.all())
+        full = mask.all(1)
+        self.whole = self.everyone or bool((full | ~mask.any(1)).all())  # no warp in part
+        self.anyone = self.everyone or bool(mask.any())
+        self._full = full
+
+    @contextlib.contextmanager
+    def exactly(self, mask: np.ndarray):
+        before = self.mask
+        self._set_mask(mask)
+        yield
+        self._set_mask(before)
+
+    def only(self, condition: np.ndarray):
+        return self.exactly(self.mask & condition)
+
+    def whole_warps(self) -> np.ndarray:
+        """The active warps, for what all lanes must do together."""
+        if not self.whole:
+            raise KernelError("only part of a warp runs what all its lanes must run together")
+        return np.flatnonzero(self._full)
+
+    def put_warps(self, put, warps: np.ndarray, values: np.ndarray) -> None:
+        """Write ``values`` [len(warps), 32]."""
+        if len(warps) != self.shape[0]:
+            spread = np.zeros(self.shape, values.dtype)
+            spread[warps] = values
+            values = spread
+        put(self, np.ascontiguousarray(values))
+
+    def wake(self, block: int) -> None:
+        self.asleep[self.block_of_warp == block] = False
+
+    def name(self, warp: int) -> str:
+        block = self.block_of_warp[warp]
+        first = int(np.argmax(self.block_of_warp == block))
+        return f"{warp - first} of block {self._first + block}"
+
+    # -------------------------------------------------------------------------------------- running
+    def run(self) -> None:
+        with np.errstate(all="ignore"):
+            while True:
+                there = self._at != EXIT
+                ready = there & ~self.waiting & ~self.asleep
+                if ready.any():
+                    self._scheduler.end_some(self.copies)
+                    chosen = self._scheduler.choose(ready, self._at)
+                    self._step(int(self._at[chosen.argmax()]), chosen)
+                elif not there.any():
+                    return
+                elif len(self.copies):
+                    self.copies.finish_one(0)
+                else:
+                    raise KernelError(f"the warps wait for each other: {self._places(there)}")
+
+    def _places(self, warps: np.ndarray) -> str:
+        seen = {}
+        for one in np.flatnonzero(warps):
+            at = self.code.blocks[self._at[one]].instructions[0]
+            seen.setdefault(f"{at.line} ({at.source})", []).append(self.name(one))
+        return "; ".join(f"before PTX line {line}: {names[:4]}" for line, names in seen.items())
+
+    def _step(self, at: int, chosen: np.ndarray) -> None:
+        self._set_mask(self._lanes & chosen[:, None])
+        block, (runs, guard) = self.code.blocks[at], self.code.decoded(at)
+        step = -1
+        try:
+            for step, run in enumerate(runs):  # noqa: B007
+                run(self)
+        except KernelError as fault:
+            who = ", ".join(map(self.name, np.flatnonzero(self.mask.any(1))[:4]))
+            where = place(block.instructions[step])
+            raise KernelError(f"{where}\n  {fault}\n  warps {who}, ...") from fault
+        if block.last == "exit":
+            self._exit(self.mask if guard is None else self.mask & guard(self), chosen, block)
+        elif block.last == "bra" and guard is not None:
+            self._branch(guard(self) & self.mask, chosen, block)
+        else:
+            self._go(chosen, block.target if block.last == "bra" else block.following)
+
+    def _go(self, warps: np.ndarray, to: int) -> None:
+        self._at[warps] = to
+        for one in np.flatnonzero(warps & (self._at == self._meeting)):
+            self._join(one)
+
+    def _join(self, one: int) -> None:
+        while self._at[one] == self._meeting[one]:
+            self._resume(one)
+
+    def _resume(self, one: int) -> None:
+        self._meeting[one], self._at[one], self._lanes[one] = self._stacks[one].pop()
+
+    def _branch(self, taken: np.ndarray, chosen: np.ndarray, block: Block) -> None:
+        some, others = taken.any(1), (self.mask & ~taken).any(1)
+        if block.target == block.following:
+            others[:] = False
+        parted = some & others
+        for one in np.flatnonzero(parted):
+            self._part(one, taken[one].copy(), block)
+        self._go(chosen & some & ~parted, block.target)
+        self._go(chosen & ~some, block.following)
+
+    def _part(self, one: int, taken: np.ndarray, block: Block) -> None:
+        lanes = self._lanes[one].copy()
+        if self._meeting[one] == block.meeting:
+            pass  # those who wait there already hold a place for these
+        else:
+            self._stacks[one].append((self._meeting[one], block.meeting, lanes))
+        sides = [(block.target, taken), (block.following, lanes & ~taken)]
+        sides = [side for side in self._scheduler.order(sides) if side[0] != block.meeting]
+        for at, part in sides[1:]:
+            self._stacks[one].append((block.meeting, at, part))
+        self._meeting[one], self._at[one], self._lanes[one] = block.meeting, *sides[0]
+
+    def _exit(self, leaving: np.ndarray, chosen: np.ndarray, block: Block) -> None:
+        self.alive &= ~leaving
+        for one in np.flatnonzero(chosen):
+            gone = leaving[one]
+            self._lanes[one] &= ~gone
+            self._at[one] = block.following
+            self._stacks[one] = [(x, y, lanes & ~gone) for x, y, lanes in self._stacks[one]]
+            while not self._lanes[one].any() and self._stacks[one]:
+                self._resume(one)
+            if not self._lanes[one].any():
+                self._at[one] = EXIT
+            else:
+                self._join(one)
+
+
+class _Scheduler:
+    def __init__(self, seed: int, per_block: int, warps: int):
+        self._random = random.Random(seed) if seed else None
+        self._warp = np.arange(warps) % per_block  # of its block; blocks of threads keep in step
+        self._per_block = per_block
+        self._steps = 0
+        self._end_share = self._random.choice((0, 0.02, 0.3, 1)) if seed else 0
+
+    def choose(self, ready: np.ndarray, at: np.ndarray) -> np.ndarray:
+        """Warps at one place, out of those that are ready."""
+        if self._random:
+            if self._steps == 0:
+                self._steps = self._random.randint(1, 30)
+                share = self._random.choice((0.1, 0.5, 0.9))
+                favoured = [self._random.random() < share for _ in range(self._per_block)]
+                self._favoured = np.array(favoured)[self._warp]
+            self._steps -= 1
+            if (ready & self._favoured).any():
+                ready = ready & self._favoured
+            if self._random.random() < 0.3:
+                return ready & (at == at[self._random.choice(np.flatnonzero(ready))])
+        return ready & (at == at[ready].min())
+
+    def order(self, sides: list) -> list:
+        return sides[::-1] if self._random and self._random.random() < 0.5 else sides
+
+    def end_some(self, copies: Copies) -> None:
+        if self._random and len(copies) and self._random.random() < self._end_share:
+            copies.finish_one(self._random.randrange(len(copies)))

@@ -1,0 +1,72 @@
+"""Small PTX kernels for tests: some instructions between loads of inputs and a store of results."""
+
+import numpy as np
+import torch
+
+from .machine import Code
+from .ptx import parse
+from .simulator import run
+
+_KERNEL = """
+.version 8.8
+.target sm_120a
+.address_size 64
+.extern .shared .align 128 .b8 dynamic[];
+.entry test(.param .u64 test_param_0, .param .u64 test_param_1) {{
+  .reg .b32 a, b, c, d, e, f, tid, ctaid, ntid, index, x<8>, y<8>, z<8>, w<8>;
+  .reg .b64 in, out, wide, da, db, dc;
+  .reg .b16 ha, hb, hc;
+  .reg .pred p, q, r;
+  ld.param.u64 in, [test_param_0];
+  ld.param.u64 out, [test_param_1];
+  mov.u32 tid, %tid.x;
+  mov.u32 ctaid, %ctaid.x;
+  mov.u32 ntid, %ntid.x;
+  mad.lo.s32 index, ctaid, ntid, tid;
+  mul.wide.u32 wide, index, {input_bytes};
+  add.s64 in, in, wide;
+  mul.wide.u32 wide, index, {output_bytes};
+  add.s64 out, out, wide;
+  {loads}
+  .loc 1 7 1
+  {body}
+  {stores}
+  ret;
+}}
+.file 1 "snippet.cu"
+"""
+
+
+def call(body: str, inputs=(), outputs=("d",), *, threads=32, blocks=1, shared_bytes=0, seed=0):
+    """What ``outputs`` hold behind ``body``: uint32 [blocks * threads, len(outputs)].
+
+    inputs: register to array or number, as FP32 if floating, else as 32-bit integers.
+    """
+    inputs = dict(inputs)
+    count = blocks * threads
+    columns = [np.broadcast_to(_words(x), count) for x in inputs.values()]
+    given = np.stack(columns, 1) if columns else np.zeros((count, 1), "u4")
+    source = torch.from_numpy(np.ascontiguousarray(given).view("i4"))
+    target = torch.zeros(count, max(1, len(outputs)), dtype=torch.int32)
+    text = _KERNEL.format(
+        input_bytes=4 * given.shape[1],
+        output_bytes=4 * target.shape[1],
+        loads="\n  ".join(f"ld.global.b32 {x}, [in+{4 * i}];" for i, x in enumerate(inputs)),
+        body=body,
+        stores="\n  ".join(f"st.global.b32 [out+{4 * i}], {x};" for i, x in enumerate(outputs)),
+    )
+    parameters = np.array([source.data_ptr(), target.data_ptr()], "u8").tobytes()
+    run(
+        Code(parse(text)),
+        parameters,
+        blocks=blocks,
+        threads=threads,
+        shared_bytes=shared_bytes,
+        seed=seed,
+    )
+    return target.numpy().view("u4")
+
+
+def _words(x) -> np.ndarray:
+    x = np.asarray(x)
+    return x.astype("f4").view("u4") if x.dtype.kind == "f" else x.astype("i8").astype("u4")

@@ -1,0 +1,139 @@
+"""INT8 kernels, interpreted, against FP64 within the bounds that hold on a GPU."""
+
+import pytest
+import torch
+from sageattention3.kernels.launch.sm80_int8 import attend
+from sageattention3.kernels.metrics import compare
+from sageattention3.kernels.reference import exact_attention
+
+# Of tests/gpu/test_sm80_int8.py.
+BAR = 0.03
+SEEDS = (0, 1, 2)
+
+
+@pytest.fixture(autouse=True)
+def simulator(request, use, simulators):
+    return use(simulators[getattr(request, "param", 80)])
+
+
+# Kernels for the newest chips round P by other instructions.
+on_old_and_new_chips = pytest.mark.parametrize("simulator", [80, 120], indirect=True)
+
+
+def tensors(b=1, hq=2, hk=1, nq=40, nk=140, d=64, dtype=torch.bfloat16, seed=0):
+    """q [b, hq, nq, d], k and v [b, hk, nk, d], token-major in memory as models make them."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randn(b, n, h, d, generator=generator).to(dtype).transpose(1, 2)
+        for h, n in ((hq, nq), (hk, nk), (hk, nk))
+    ]
+
+
+def random_mask(*shape, share=0.6):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(1)) < share
+
+
+def run(q, k, v, *, mask=None, causal=False, **options):
+    return attend(q, k, v, mask=mask, scale=q.shape[-1] ** -0.5, causal=causal, **options)
+
+
+def check(simulator, q, k, v, seeds=SEEDS, **options):
+    """Near exact attention, and the same bits however warps interleave."""
+    outputs = []
+    for simulator.seed in seeds:
+        outputs.append(run(q, k, v, **options))
+    errors = compare(outputs[0], exact_attention(q, k, v, **options))
+    assert errors.finite, errors
+    assert errors.rel_l1 < BAR, errors
+    assert all(torch.equal(out, outputs[0]) for out in outputs)
+    return outputs[0]
+
+
+@on_old_and_new_chips
+@pytest.mark.parametrize(
+    ("d", "dtype"),
+    [
+        (40, torch.float16),
+        (64, torch.float32),
+        (96, torch.bfloat16),
+        (128, torch.float16),
+        (256, torch.bfloat16),
+    ],
+)
+def test_any_head_dim_in_any_dtype(simulator, d, dtype):
+    check(simulator, *tensors(nq=70, nk=133, d=d, dtype=dtype), seeds=(0, 3))
+
+
+@pytest.mark.parametrize(
+    ("nq", "nk"), [(1, 1), (17, 64), (64, 65), (65, 128), (129, 129), (70, 400)]
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_ragged_ends(simulator, nq, nk, causal):
+    check(simulator, *tensors(nq=nq, nk=nk), causal=causal)
+
+
+def test_what_lies_behind_the_last_key_is_not_read(simulator):
+    q, k, v = tensors(nk=320)
+    for nk in (1, 63, 65, 127, 129, 200):
+        k[:, :, nk:], v[:, :, nk:] = 1e4, torch.inf
+        given = q, k[:, :, :nk], v[:, :, :nk]
+        check(simulator, *given, seeds=(0,))
+        q, k, v = tensors(nk=320)
+
+
+def test_queries_share_key_heads(simulator):
+    check(simulator, *tensors(b=2, hq=6, hk=3, nq=70, nk=150))
+
+
+@on_old_and_new_chips
+@pytest.mark.parametrize("kind", ["bool", "additive"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_masks(simulator, kind, causal):
+    q, k, v = tensors(hq=4, hk=2, nq=70, nk=70)
+    mask = random_mask(1, 4, 70, 70)
+    mask[..., 0] = True
+    mask[:, :, [9, 64]] = False
+    if kind == "additive":
+        bias = torch.randn(mask.shape, generator=torch.Generator().manual_seed(2))
+        mask = bias.masked_fill(~mask, -torch.inf)
+    assert (check(simulator, q, k, v, mask=mask, causal=causal)[:, :, [9, 64]] == 0).all()
+
+
+def test_hidden_keys_cannot_matter(simulator):
+    q, k, v = tensors(nk=333)
+    mask = random_mask(1, 1, 1, 333)
+    expected = check(simulator, q, k, v, mask=mask, seeds=(0,))
+    hidden = ~mask[0, 0, 0]
+    k[:, :, hidden], v[:, :, hidden] = 3e4, -3e4
+    assert torch.equal(run(q, k, v, mask=mask), expected)
+
+
+def test_values_cut_into_chunks(simulator):
+    """Long enough for the second launch that joins the ranges of chunks."""
+    check(simulator, *tensors(hq=1, nq=16, nk=1100), seeds=(0, 4))
+
+
+def test_log_sum_exp_is_that_of_the_scores(simulator):
+    q, k, v = tensors(dtype=torch.float32)
+    mask = random_mask(1, 1, 40, 140)
+    mask[:, :, 9] = False
+    _, lse = run(q, k, v, mask=mask, return_lse=True)
+    scores = q @ k.repeat_interleave(2, 1).mT * 64**-0.5
+    right = scores.masked_fill(~mask, -torch.inf).logsumexp(-1)
+    seen = right.isfinite()
+    assert torch.equal(lse.isfinite(), seen)
+    assert (lse - right)[seen].abs().max() < 0.2
+
+
+def test_nan_reaches_the_output_and_huge_numbers_stay_finite(simulator):
+    for index in range(3):
+        given = tensors(hq=1)
+        given[index][0, 0, 3, 5] = torch.nan
+        assert run(*given).isnan().any()
+    assert run(*(x.float() * 1e37 for x in tensors(hq=1))).isfinite().all()
+
+
+def test_large_scores_take_the_exact_path(simulator):
+    q, k, v = tensors(nk=270, dtype=torch.float32)
+    out = run(300 * q, 300 * k, v)
+    assert compare(out, exact_attention(300 * q, 300 * k, v)).rel_l1 < 0.3

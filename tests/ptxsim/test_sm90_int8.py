@@ -1,0 +1,112 @@
+"""INT8 attention on wgmma, interpreted, against FP64 within the bounds that hold on a GPU."""
+
+import pytest
+import torch
+from sageattention3.kernels.launch import sm90_int8
+from sageattention3.kernels.launch.sm90_int8 import Tile, attend
+from sageattention3.kernels.metrics import compare
+from sageattention3.kernels.reference import exact_attention
+
+from .ptx import KernelError
+from .simulator import Simulator
+
+BAR = 0.02  # of tests/gpu/test_sm90_int8.py
+
+
+@pytest.fixture(autouse=True)
+def simulator(use, simulators):
+    return use(simulators[90])
+
+
+def tensors(b=1, hq=2, hk=1, nq=70, nk=300, d=64, dtype=torch.bfloat16):
+    """q [b, hq, nq, d], k and v [b, hk, nk, d], token-major in memory as models make them."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(b, n, h, d, generator=generator).to(dtype).transpose(1, 2)
+        for h, n in ((hq, nq), (hk, nk), (hk, nk))
+    ]
+
+
+def run(q, k, v, *, causal=False, **options):
+    return attend(q, k, v, scale=q.shape[-1] ** -0.5, causal=causal, **options)
+
+
+def check(simulator, q, k, v, *, causal=False, seeds=(0, 1, 2)):
+    """Near exact attention, and the same bits however warps interleave."""
+    outputs = []
+    for simulator.seed in seeds:
+        outputs.append(run(q, k, v, causal=causal))
+    errors = compare(outputs[0], exact_attention(q, k, v, causal=causal))
+    assert errors.finite, errors
+    assert errors.rel_l1 < BAR, errors
+    assert all(torch.equal(out, outputs[0]) for out in outputs)
+
+
+@pytest.mark.parametrize("d", [40, 64, 104, 128])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_any_head_dim_in_either_dtype(simulator, d, dtype):
+    check(simulator, *tensors(d=d, dtype=dtype), seeds=(0, 3))
+
+
+@pytest.mark.parametrize(("nq", "nk"), [(1, 1), (64, 128), (129, 129), (5, 400)])
+def test_ragged_ends(simulator, nq, nk):
+    check(simulator, *tensors(nq=nq, nk=nk), seeds=(0, 1))
+
+
+@pytest.mark.parametrize(("nq", "nk"), [(300, 300), (150, 400), (300, 150)])
+def test_causal(simulator, nq, nk):
+    check(simulator, *tensors(nq=nq, nk=nk), causal=True, seeds=(0, 4))
+
+
+@pytest.mark.parametrize(
+    "tile", [Tile(64, 3, True), Tile(64, 8, False), Tile(128, 3, False)], ids=str
+)
+def test_other_tiles(simulator, monkeypatch, tile):
+    variant = sm90_int8.attention_variant(64, torch.bfloat16, tile)
+    monkeypatch.setitem(sm90_int8._ATTENTION, (64, torch.bfloat16), variant)
+    check(simulator, *tensors(hq=1, nk=450))
+
+
+def test_keys_that_grow_move_the_references(simulator):
+    q, k, v = tensors(nk=450)
+    check(simulator, q, (k * torch.linspace(0.1, 6, 450)[:, None]).bfloat16(), v, seeds=(0,))
+
+
+def test_what_lies_behind_the_last_key_is_not_read(simulator):
+    q, k, v = tensors(nk=320)
+    k[:, :, 200:], v[:, :, 200:] = 1e4, torch.inf
+    check(simulator, q, k[:, :, :200], v[:, :, :200], seeds=(0,))
+
+
+def test_lse_is_that_of_the_scores():
+    q, k, v = tensors()
+    _, lse = run(q, k, v, return_lse=True)
+    scores = q.double() @ k.double().mT * q.shape[-1] ** -0.5
+    assert (lse - scores.logsumexp(-1)).abs().max() < 0.05
+
+
+FAULTS = {
+    "a stage is given back before P V has ended": (
+        "    // The wait stands in two",
+        "    leave_tile();\n    // The wait stands in two",
+    ),
+    "scores are read before their product has ended": ("wgmma_wait<1>();", "wgmma_wait<2>();"),
+    "V's panels are one row off": ("(KEYS * 128) + row * 128", "(KEYS * 128) + (row ^ 1) * 128"),
+    "V's units are not swizzled": ("(unit % 8 ^ row % 8) * 16", "unit % 8 * 16"),
+    "the last key is left out": ("key + 8 * i < end", "key + 8 * i < end - 1"),
+    "the last key is hidden": ("> last_key[", ">= last_key["),
+    "the output does not follow its reference": ("*= shrink[i / 2 % 2]", "*= 1.0f"),
+    "K's blocks share a scale": ("(tile * BLOCKS + block) * SCALES", "tile * BLOCKS * SCALES"),
+    "V's copies are not waited for": ("wait_for_copies<PRODUCER_LEAD>();", ""),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_found(use, monkeypatch, fault):
+    simulator = use(Simulator(90, edit=("sm90_int8_attention.cu", *FAULTS[fault])))
+    variant = sm90_int8.attention_variant(64, torch.bfloat16, Tile(128, 3, True))
+    monkeypatch.setitem(sm90_int8._ATTENTION, (64, torch.bfloat16), variant)
+    q, k, v = tensors(hq=1, nk=600)
+    k = (k * torch.linspace(0.5, 4, 600)[:, None]).bfloat16()
+    with pytest.raises((AssertionError, KernelError)):
+        check(simulator, q, k, v)
