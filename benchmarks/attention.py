@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -28,42 +27,18 @@ if __name__ == "__main__":  # as a script; tests import this module from the loa
 
 from sageattention3.benchmarks.provenance import commit_of, provenance
 from sageattention3.kernels import attention, capabilities
+from sageattention3.kernels.shapes import IMAGE_MODELS, VIDEO_MODELS, Shape, random_qkv
+from sageattention3.kernels.timing import GpuTimer, race
 
-FLUSHED_BYTES = 256 << 20  # more than any L2
-ROUNDS = 5
-ROUND_SECONDS = 0.05  # of each contestant in each round
-PAUSE_SECONDS = 0.2
 BASELINE = "torch flash"
-
-
-class Shape(NamedTuple):
-    """One attention call: [batch, heads, tokens, head_dim], bf16."""
-
-    name: str
-    batch: int
-    heads: int
-    tokens: int
-    head_dim: int
-    causal: bool = False
-
-    @property
-    def flops(self) -> float:
-        """Of both matrix products; half of them where the call is causal."""
-        products = 4 * self.batch * self.heads * self.tokens**2 * self.head_dim
-        return products / 2 if self.causal else products
-
-
 SHAPES = (
     Shape("4k, D128", 2, 24, 4096, 128),
     Shape("16k, D128", 2, 24, 16384, 128),
     Shape("4k, D64", 2, 24, 4096, 64),
     Shape("16k, D64", 2, 24, 16384, 64),
     Shape("16k, D128, causal", 2, 24, 16384, 128, causal=True),
-    Shape("SDXL", 2, 10, 4096, 64),
-    Shape("Flux", 1, 24, 4608, 128),
-    Shape("CogVideoX", 2, 48, 17776, 64),
-    Shape("Wan 2.1 14B", 1, 40, 32760, 128),
-    Shape("HunyuanVideo", 1, 24, 118800, 128),
+    *IMAGE_MODELS,
+    *VIDEO_MODELS,
 )
 QUICK = SHAPES[:4]
 ENQUEUED = Shape("enqueue", 1, 8, 256, 128)
@@ -98,50 +73,19 @@ def contestants() -> dict[str, Callable]:
     return found
 
 
-def tensors(shape: Shape, seed: int = 0) -> list[torch.Tensor]:
-    """q, k, v as models make them: token-major in memory."""
-    generator = torch.Generator("cuda").manual_seed(seed)
-    size = shape.batch, shape.tokens, shape.heads, shape.head_dim
-    options = {"generator": generator, "device": "cuda", "dtype": torch.bfloat16}
-    return [torch.randn(size, **options).transpose(1, 2) for _ in range(3)]
-
-
-def milliseconds(call: Callable, times: int, flush: torch.Tensor) -> list[float]:
-    """GPU time of each of ``times`` calls with a cold L2; the CPU runs ahead, as in a model."""
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(times)]
-    for begin, end in events:
-        flush.zero_()
-        begin.record()
-        call()
-        end.record()
-    torch.cuda.synchronize()
-    return [begin.elapsed_time(end) for begin, end in events]
-
-
-def measure(shape: Shape, found: dict[str, Callable], flush: torch.Tensor) -> dict[str, float]:
+def measure(shape: Shape, found: dict[str, Callable], timer: GpuTimer) -> dict[str, float]:
     """Median milliseconds of each contestant that takes this shape."""
-    q, k, v = tensors(shape)
-    calls, counts = {}, {}
-    for name, contestant in found.items():
-        call = partial(contestant, q, k, v, shape.causal)
-        try:
-            call()
-            [first] = milliseconds(call, 1, flush)
-        except RuntimeError as error:
-            print(f"{name} does not take {shape.name}: {str(error).splitlines()[0]}")
-            continue
-        calls[name], counts[name] = call, max(2, min(20, int(ROUND_SECONDS * 1e3 / first)))
-    taken = {name: [] for name in calls}
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            time.sleep(PAUSE_SECONDS)
-            taken[name] += milliseconds(call, counts[name], flush)
-    return {name: statistics.median(times) for name, times in taken.items()}
+    q, k, v = random_qkv(shape)
+    calls = {name: partial(each, q, k, v, shape.causal) for name, each in found.items()}
+    taken, refused = race(calls, timer)
+    for name, reason in refused.items():
+        print(f"{name} does not take {shape.name}: {reason}")
+    return taken
 
 
 def enqueue_microseconds(found: dict[str, Callable]) -> dict[str, float]:
     """CPU time of a call too small to matter on the GPU; of torch, what its default picks."""
-    q, k, v = tensors(ENQUEUED)
+    q, k, v = random_qkv(ENQUEUED)
     calls = {"torch": lambda q, k, v, causal: F.scaled_dot_product_attention(q, k, v), **found}
     taken = {name: [] for name in calls}
     for _ in range(20):
@@ -200,13 +144,13 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("there is no NVIDIA GPU to measure, or torch is a CPU build")
-    found, flush = contestants(), torch.empty(FLUSHED_BYTES, dtype=torch.uint8, device="cuda")
+    found, timer = contestants(), GpuTimer()
     enqueue = enqueue_microseconds(found)
     results = [
         {
             **shape._asdict(),
             "flops": shape.flops,
-            "milliseconds": measure(shape, found, flush),
+            "milliseconds": measure(shape, found, timer),
         }
         for shape in (QUICK if options.quick else SHAPES)
     ]

@@ -24,9 +24,10 @@ from rich.table import Table
 if __name__ == "__main__":  # as a script; tests import this module from the loaded pack
     import as_script  # noqa: F401
 
-from sageattention3.benchmarks.attention import FLUSHED_BYTES, Shape, milliseconds, tensors
 from sageattention3.benchmarks.provenance import commit_of, provenance
 from sageattention3.kernels.launch import int8_quantise, sm120_fp4
+from sageattention3.kernels.shapes import Shape, random_qkv
+from sageattention3.kernels.timing import GpuTimer
 
 SHAPES = (
     Shape("4k, D128", 2, 24, 4096, 128),
@@ -65,25 +66,25 @@ def gigabytes_per_second(size: int, taken_ms: float) -> float:
     return size / taken_ms / 1e6
 
 
-def median_ms(call: Callable[[], object], flush: torch.Tensor) -> float:
+def median_ms(call: Callable[[], object], timer: GpuTimer) -> float:
     call()
     taken = []
     for _ in range(ROUNDS):
         time.sleep(PAUSE_SECONDS)
-        taken += milliseconds(call, TIMES, flush)
+        taken += timer(call, TIMES)
     return statistics.median(taken)
 
 
 def measure() -> dict:
-    flush = torch.empty(FLUSHED_BYTES, dtype=torch.uint8, device="cuda")
+    timer = GpuTimer()
     source = torch.empty(COPIED_BYTES, dtype=torch.uint8, device="cuda")
     copy = partial(torch.empty_like(source).copy_, source)
-    copied = gigabytes_per_second(2 * COPIED_BYTES, median_ms(copy, flush))
+    copied = gigabytes_per_second(2 * COPIED_BYTES, median_ms(copy, timer))
     rows = []
     for shape in SHAPES:
         for name, prepare in (("int8", int8), ("fp4", fp4)):
-            call, needed, asked = prepare(*tensors(shape))
-            taken = median_ms(call, flush)
+            call, needed, asked = prepare(*random_qkv(shape))
+            taken = median_ms(call, timer)
             rows.append(
                 {
                     "shape": shape.name,

@@ -1,4 +1,7 @@
-"""The tools behind install.py: ``prepare [--browser]``, ``demo`` and ``build [options]``."""
+"""The tools behind install.py: ``prepare [--browser]``, ``demo`` and ``build [options]``.
+
+``pictures`` draws those of the help pages anew.
+"""
 
 import argparse
 import importlib
@@ -16,6 +19,7 @@ def main() -> int:
     prepare.add_argument("--browser", action="store_true", help="and get a browser and its driver")
     commands.add_parser("demo", help="run the shipped workflows on tiny models")
     commands.add_parser("build", help="build the kernels; options as in kernels/jit/cli.py")
+    commands.add_parser("pictures", help="draw the pictures of the help pages")
     arguments, options = parser.parse_known_args()
     if options and arguments.command != "build":
         parser.error(f"unknown: {' '.join(options)}")
@@ -37,6 +41,8 @@ def main() -> int:
         host.prepare()
         if arguments.command == "demo":
             return importlib.import_module("sageattention3.demo.run").main()
+        if arguments.command == "pictures":
+            return importlib.import_module("sageattention3.demo.pictures").main()
         if arguments.browser:
             importlib.import_module("sageattention3.demo.browser").prepare()
     except host.HostError as error:

@@ -33,6 +33,8 @@ async function waitForNodes(page, count) {
   await page.waitForFunction((n) => window.app.graph._nodes.length === n, count);
 }
 
+const ROOM = { side: 90, top: 150 }; // of the side bar and the top bar, in pixels
+
 // Scales the canvas so that the whole graph stands free of the side bar and the top bar; answers
 // with the graph's rectangle in page pixels.
 function fitGraph({ side, top: above }) {
@@ -51,7 +53,7 @@ function fitGraph({ side, top: above }) {
 }
 
 async function shoot(page, path) {
-  const graph = await page.evaluate(fitGraph, { side: 90, top: 150 });
+  const graph = await page.evaluate(fitGraph, ROOM);
   await page.waitForTimeout(1000); // the canvas redraws on its own clock
   if (job.crop_pad === null) return await page.screenshot({ path });
   const { x, y, width, height } = graph;
@@ -85,19 +87,42 @@ function describeNodes() {
   }));
 }
 
-async function visit(page, { workflow, run: prompt, loaded_png, done_png }) {
-  const answer = { errors: [], status: null };
+const promptOf = (page) =>
+  page.evaluate(async () => (await window.app.graphToPrompt()).output);
+
+function drawWithVue(page, enabled) {
+  return page.evaluate(
+    (value) => window.app.extensionManager.setting.set("Comfy.VueNodes.Enabled", value),
+    enabled,
+  );
+}
+
+async function visit(page, stop) {
+  const { workflow, run: prompt, loaded_png, done_png, clicks, look_at, vue_nodes } = stop;
+  const answer = { errors: [], status: null, clicked_prompt: null, seen: [] };
   const note = (error) => answer.errors.push(String(error));
   page.on("pageerror", note);
+  await drawWithVue(page, vue_nodes);
   await loadWorkflow(page, workflow);
-  answer.prompt = await page.evaluate(async () => (await window.app.graphToPrompt()).output);
+  answer.prompt = await promptOf(page);
   if (loaded_png) await shoot(page, loaded_png);
   if (prompt) {
     await loadPrompt(page, prompt, workflow);
     answer.status = await run(page);
     await page.waitForTimeout(1500); // previews load
-    if (done_png) await shoot(page, done_png);
   }
+  if (clicks.length) {
+    await page.evaluate(fitGraph, ROOM);
+    await page.waitForTimeout(500); // widgets follow the canvas
+    for (const selector of clicks) await page.locator(selector).click();
+    answer.clicked_prompt = await promptOf(page);
+  }
+  if (look_at) {
+    answer.seen = await page
+      .locator(look_at)
+      .evaluateAll((elements) => elements.map((element) => ({ ...element.dataset })));
+  }
+  if (done_png) await shoot(page, done_png);
   answer.nodes = await page.evaluate(describeNodes);
   page.off("pageerror", note);
   return answer;

@@ -25,26 +25,33 @@ class Visit:
     """What to do with one workflow.
 
     run: a prompt to run with the Run button after that, its nodes laid out as those of
-    ``workflow`` with the same ids. loaded_png, done_png: where to leave screenshots of the workflow
-    as loaded and of the run.
+    ``workflow`` with the same ids. clicks: CSS selectors of what to click after the run. look_at:
+    that of what to describe at the end. loaded_png, done_png: where to leave screenshots of the
+    workflow as loaded and at the end. vue_nodes: with the frontend's new nodes, "Nodes 2.0".
     """
 
     workflow: dict[str, Any]
     run: dict[str, Any] | None = None
     loaded_png: Path | None = None
     done_png: Path | None = None
+    clicks: Sequence[str] = ()
+    look_at: str = ""
+    vue_nodes: bool = False
 
 
 @dataclass(frozen=True)
 class Sight:
     """What the frontend showed.
 
-    prompt: the API prompt that it makes of the workflow. nodes: id, type, title, bounds
-    [x, y, width, height], widgets (name -> value) and images [width, height] of each, after the
-    run if there was one. status: the server's verdict on the run. errors: what the page threw.
+    prompt: the API prompt that it makes of the workflow. clicked_prompt: after the clicks, if there
+    were any. seen: data attributes of what ``look_at`` selects. nodes: id, type, title, bounds
+    [x, y, width, height], widgets (name -> value) and images [width, height] of each, at the end.
+    status: the server's verdict on the run. errors: what the page threw.
     """
 
     prompt: dict[str, Any]
+    clicked_prompt: dict[str, Any] | None
+    seen: list[dict[str, str]]
     nodes: list[dict[str, Any]]
     status: dict[str, Any] | None
     errors: list[str]
@@ -59,7 +66,7 @@ def chromium() -> str:
 
 
 def tour(
-    url: str, visits: Sequence[Visit], *, crop: bool = False, timeout_s: float = 120
+    url: str, visits: Sequence[Visit], *, crop: bool = False, timeout_s: float = 30
 ) -> list[Sight]:
     """Do ``visits`` one after the other in one browser, with the server at ``url``.
 

@@ -87,6 +87,7 @@ SMALL = {"width": 64, "height": 64, "length": 9, "batch_size": 1, "steps": 2}
 PATCH = {"min_tokens": 0, "emulation": True}
 REPORT_NODE = "SageAttention3Report"
 PATCH_NODE = "SageAttention3Patch"
+COMPARE_NODE = "SageAttention3Compare"  # looks at what the report passes on
 
 
 def shrink(
@@ -140,7 +141,11 @@ def shrink(
 
     [report] = [i for i, node in prompt.items() if node["class_type"] == REPORT_NODE]
     keep(report)
-    [decoder] = [i for i, node in prompt.items() if [report, 0] in node["inputs"].values()]
+    viewers = [i for i, node in prompt.items() if [report, 0] in node["inputs"].values()]
+    compared = [i for i in viewers if prompt[i]["class_type"] == COMPARE_NODE]
+    for viewer in compared:
+        keep(viewer)
+    [decoder] = [i for i in viewers if i not in compared]
     small[decoder] = {
         "class_type": "SaveLatent",
         "inputs": {"samples": [report, 0], "filename_prefix": "latents/demo"},

@@ -3,15 +3,27 @@
 Tests use it where a server would only be slower. Call ``host.import_comfy`` first.
 """
 
+import math
 from typing import Any
 
 import torch
 
+from ..nodes.calibrate import CANDIDATES
+from ..nodes.engine.allowance import Allowance
+from ..nodes.engine.calibration import Calibration
+from ..nodes.engine.fingerprint import fingerprint
+from ..nodes.engine.layout import describe_model
 from ..nodes.engine.ledger import Run
 from ..nodes.engine.override import find_session
+from ..nodes.engine.profile import Origin, Profile, make_profile
+from ..nodes.engine.watch import watch_model
 from ..nodes.patch import SageAttention3Patch
 from . import tiny
 from .families import FAMILIES
+
+# Families that `sample` can't: they want an image or a text that nodes of the host prepare.
+UNSAMPLED = ("svd", "hidream", "omnigen2")
+SAMPLED = tuple(name for name in FAMILIES if name not in UNSAMPLED)
 
 # Every call quantised, on any machine: what tiny models need, and tests vary.
 EVERYTHING = {
@@ -29,7 +41,7 @@ EVERYTHING = {
 
 def patched(model: Any, **settings: Any) -> Any:
     """``model`` as the patch node returns it; ``settings`` over ``EVERYTHING``."""
-    (model,) = SageAttention3Patch().patch(model, **{**EVERYTHING, **settings})
+    (model,) = SageAttention3Patch().patch(model, **{**EVERYTHING, **settings})["result"]
     return model
 
 
@@ -89,6 +101,18 @@ def sample(
             disable_pbar=True,
             **settings,
         )
+
+
+def calibrated(model: Any, family: str, **settings: Any) -> tuple[Profile, torch.Tensor]:
+    """The profile of ``model`` with every call measured, however long it takes, and the latent.
+
+    settings: those of :func:`sample`.
+    """
+    layout = describe_model(model.model.diffusion_model)
+    calibration = Calibration(CANDIDATES, emulation=True, allowance=Allowance(math.inf))
+    latent = sample(watch_model(model, calibration, layout), family, **settings)
+    origin = Origin(layout.family, fingerprint(model), tuple(latent.shape[1:]), "CPU", "")
+    return make_profile(calibration.record, origin), latent
 
 
 def train(

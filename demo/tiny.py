@@ -5,6 +5,7 @@ that attention is neither uniform nor one-hot. Imports ComfyUI; call ``host.impo
 """
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,17 @@ SEED = 0
 RECIPE = {"recipe": "2"}
 
 
-def model(name: str, seed: int = SEED) -> Any:
-    """A ModelPatcher of the family's real host model class, on the CPU, FP32."""
+def model(name: str, seed: int = SEED, **widths: Any) -> Any:
+    """A ModelPatcher of the family's real host model class, on the CPU, FP32.
+
+    widths: over the family's own, such as more blocks.
+    """
     import comfy.model_management
     import comfy.model_patcher
 
+    family = replace(FAMILIES[name], config={**FAMILIES[name].config, **widths})
     return comfy.model_patcher.ModelPatcher(
-        _build(FAMILIES[name], seed),
+        _build(family, seed),
         load_device=comfy.model_management.get_torch_device(),
         offload_device=comfy.model_management.unet_offload_device(),
     )
@@ -83,7 +88,7 @@ def conditioning(name: str, seed: int = 1) -> list:
     text = FAMILIES[name].text
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randn(1, TEXT_TOKENS, text.channels, generator=generator)
-    extra: dict[str, Any] = {}
+    extra: dict[str, Any] = {"pooled_output": None}  # the host's text encoders always say
     if text.pooled:
         extra["pooled_output"] = torch.randn(1, text.pooled, generator=generator)
     if text.masked:

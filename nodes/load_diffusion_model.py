@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from .widgets import PLAN_WIDGETS, PROFILE_INPUT, check_choices, patch_model
+from .profiles import NONE, state_of
+from .widgets import PLAN_WIDGETS, check_choices, patch_model, profile_inputs
 
 
 class SageAttention3LoadDiffusionModel:
@@ -17,20 +18,33 @@ class SageAttention3LoadDiffusionModel:
     def INPUT_TYPES(cls) -> dict:  # noqa: N802
         return {
             "required": {**_host_loader().INPUT_TYPES()["required"], **PLAN_WIDGETS},
-            "optional": PROFILE_INPUT,
+            "optional": profile_inputs(),
         }
 
     @classmethod
     def VALIDATE_INPUTS(  # noqa: N802
-        cls, preset=None, precision=None, cross_attention=None, profile=None
+        cls,
+        preset=None,
+        precision=None,
+        cross_attention=None,
+        profile=None,
+        profile_name=None,
     ):
         return check_choices(
-            profile, preset=preset, precision=precision, cross_attention=cross_attention
+            profile,
+            profile_name,
+            preset=preset,
+            precision=precision,
+            cross_attention=cross_attention,
         )
 
-    def load(self, unet_name: str, weight_dtype: str, **settings: Any) -> tuple[Any]:
+    @classmethod
+    def IS_CHANGED(cls, profile_name=NONE, **_: Any) -> str:  # noqa: N802
+        return state_of(profile_name)
+
+    def load(self, unet_name: str, weight_dtype: str, **settings: Any) -> dict[str, Any]:
         (model,) = _host_loader()().load_unet(unet_name, weight_dtype)
-        return (patch_model(model, **settings),)
+        return patch_model(model, **settings)
 
 
 def _host_loader() -> type:

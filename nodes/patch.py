@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from .widgets import PLAN_WIDGETS, PROFILE_INPUT, check_choices, patch_model
+from .profiles import NONE, state_of
+from .widgets import PLAN_WIDGETS, check_choices, patch_model, profile_inputs
 
 
 class SageAttention3Patch:
@@ -19,15 +20,28 @@ class SageAttention3Patch:
     @classmethod
     def INPUT_TYPES(cls) -> dict:  # noqa: N802
         model = ("MODEL", {"tooltip": "The diffusion model to speed up."})
-        return {"required": {"model": model, **PLAN_WIDGETS}, "optional": PROFILE_INPUT}
+        return {"required": {"model": model, **PLAN_WIDGETS}, "optional": profile_inputs()}
 
     @classmethod
     def VALIDATE_INPUTS(  # noqa: N802
-        cls, preset=None, precision=None, cross_attention=None, profile=None
+        cls,
+        preset=None,
+        precision=None,
+        cross_attention=None,
+        profile=None,
+        profile_name=None,
     ):
         return check_choices(
-            profile, preset=preset, precision=precision, cross_attention=cross_attention
+            profile,
+            profile_name,
+            preset=preset,
+            precision=precision,
+            cross_attention=cross_attention,
         )
 
-    def patch(self, model: Any, **settings: Any) -> tuple[Any]:
-        return (patch_model(model, **settings),)
+    @classmethod
+    def IS_CHANGED(cls, profile_name=NONE, **_: Any) -> str:  # noqa: N802
+        return state_of(profile_name)
+
+    def patch(self, model: Any, **settings: Any) -> dict[str, Any]:
+        return patch_model(model, **settings)

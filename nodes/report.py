@@ -9,6 +9,7 @@ from .engine.ledger import Run, Unreported
 from .engine.override import find_session
 from .engine.session import Session
 from .engine.summary import describe_runs
+from .shown import shown
 
 NOT_PATCHED = (
     "This model is not patched: all its attention ran in ComfyUI's own way. Connect the MODEL that "
@@ -49,21 +50,15 @@ class SageAttention3Report:
         }
 
     def report(self, samples: list[dict], model: list[Any]) -> dict:
-        from nodes import PreviewImage  # ComfyUI's nodes.py
-
         # By identity: the models of a list are mostly one model, or copies that share its session.
         sessions = {id(session): session for session in map(find_session, model)}
         reports = [_report_of(session) for session in sessions.values()]
         text = "\n\n".join(text for text, _ in reports)
-        shown = [(run, news.repeated) for _, news in reports for run in news.runs]
-        image = _stack([heat_strip(run) for run, _ in shown or [(Run("nothing to show"), False)]])
-        ui = {
-            "text": (text,),
-            # One list of counts per run, for API clients.
-            "ledger": [run.rows(repeated) for run, repeated in shown],
-            **PreviewImage().save_images(image, "sageattention3")["ui"],
-        }
-        return {"ui": ui, "result": (samples, text, image)}
+        runs = [(run, news.repeated) for _, news in reports for run in news.runs]
+        image = _stack([heat_strip(run) for run, _ in runs or [(Run("nothing to show"), False)]])
+        # One list of counts per run, for API clients.
+        ledger = [run.rows(repeated) for run, repeated in runs]
+        return {"ui": shown(text, image, ledger=ledger), "result": (samples, text, image)}
 
 
 def _report_of(session: Session | None) -> tuple[str, Unreported]:

@@ -2,12 +2,17 @@
 
 from typing import Any
 
+import torch
+
+from ..kernels import capabilities
+from .engine.layer_strip import layer_strip
 from .engine.layout import describe_model
 from .engine.override import install
 from .engine.plan import CROSS_ATTENTION, CUSTOM, PRESETS, make_plan
 from .engine.profile import TYPE as PROFILE_TYPE
-from .engine.profile import ProfileError, require_profile
+from .engine.profile import Profile, ProfileError, require_profile
 from .engine.words import shorten
+from .profiles import MAX_ERROR, NONE, load_named, missing, names
 
 # In the order of speed gained for accuracy lost, mildest first: the order of the menu.
 PRECISION_MENU = ["int8", "fp4", "int8_fp4", "fp16"]
@@ -97,19 +102,33 @@ PLAN_WIDGETS = {
     ),
 }
 
-PROFILE_INPUT = {
-    "profile": (
-        PROFILE_TYPE,
-        {
-            "tooltip": "Measured errors of this model's layers. Layers that lose too much at the "
-            "chosen precision stay in fp16. Profiles come from a calibration that this version "
-            "does not have yet: leave it unconnected."
-        },
-    )
-}
+
+def profile_inputs() -> dict:
+    """Optional inputs; always last, since workflows store values by position."""
+    return {
+        "profile": (
+            PROFILE_TYPE,
+            {
+                "tooltip": "Measured errors of this model's layers, from SageAttention3 Calibrate "
+                "or Load Profile. With one, max_error decides in the place of preset, precision, "
+                "start_percent and end_percent; the other widgets stay."
+            },
+        ),
+        "max_error": MAX_ERROR,
+        "profile_name": (
+            [NONE, *names()],
+            {
+                "default": NONE,
+                "tooltip": "A saved profile of this model, in the place of a connected one. none: "
+                "the preset decides.",
+            },
+        ),
+    }
 
 
-def check_choices(profile: Any = None, **chosen: Any) -> bool | str:
+def check_choices(
+    profile: Any = None, profile_name: str | None = None, **chosen: Any
+) -> bool | str:
     """For VALIDATE_INPUTS: True, or what is wrong with a menu's value and what it may be.
 
     The host's own message for a value from another version of the pack names no way out, and an
@@ -120,6 +139,8 @@ def check_choices(profile: Any = None, **chosen: Any) -> bool | str:
             require_profile(profile)
         except ProfileError as error:
             return str(error)
+    if profile_name not in (None, NONE) and (fault := missing(profile_name)):
+        return f"profile_name: {fault}"
     for name, value in chosen.items():
         menu = PLAN_WIDGETS[name][0]
         if value is not None and value not in menu:  # None: comes from a link, known only later
@@ -130,20 +151,52 @@ def check_choices(profile: Any = None, **chosen: Any) -> bool | str:
     return True
 
 
-def patch_model(model: Any, *, enabled: bool, profile: Any = None, **settings: Any) -> Any:
-    """``model`` (ModelPatcher) patched as the widgets say; ``model`` itself if not ``enabled``.
+def patch_model(
+    model: Any,
+    *,
+    enabled: bool,
+    profile: Any = None,
+    max_error: float = MAX_ERROR[1]["default"],
+    profile_name: str = NONE,
+    **settings: Any,
+) -> dict[str, Any]:
+    """A node's answer: ``model`` (ModelPatcher) patched as the widgets say, a strip of its layers.
+
+    The answer is ``model`` itself, without a strip, if not ``enabled``.
 
     Raises PlanError, SelectorError or ProfileError for settings that don't fit the model,
     RuntimeError on a host without attention overrides.
     """
     if not enabled:
-        return model
+        return {"result": (model,)}
     _require_overrides()
+    layout = describe_model(model.get_model_object("diffusion_model"))
+    if profile_name != NONE:
+        if profile is not None:
+            raise ProfileError(
+                f"there are two profiles, one connected and `{shorten(profile_name)}` by name: "
+                "disconnect the one, or set profile_name to none"
+            )
+        profile = load_named(profile_name)
     if profile is not None:
         require_profile(profile).check(model)
-    network = model.get_model_object("diffusion_model")
-    layout = describe_model(getattr(network, "_orig_mod", network))  # torch.compile wraps it
-    return install(model, make_plan(layout, profile=profile, **settings), layout)
+        settings |= {
+            "profile": profile,
+            "max_error": max_error,
+            "candidates": _candidates(model.load_device, profile, settings["emulation"]),
+        }
+    plan = make_plan(layout, **settings)
+    strip = layer_strip(plan, layout, settings["fp16_layers"], profile)
+    return {"result": (install(model, plan, layout),), "ui": {"layers": strip}}
+
+
+def _candidates(device: torch.device, profile: Profile, emulation: bool) -> tuple[str, ...]:
+    """The precisions that a budget may choose from: those that run on ``device``.
+
+    Where none does, all of them: then the report says of each call why it stayed with the host.
+    """
+    usable = {row.precision for row in capabilities(device) if row.usable and row.native}
+    return tuple(p for p in profile.precisions if emulation or not usable or p in usable)
 
 
 def _require_overrides() -> None:

@@ -13,58 +13,21 @@ What was never measured goes first, and all of it keeps within an allowance of t
 import math
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ...kernels import attention, explain
-from ...kernels.metrics import Errors
 from .allowance import Allowance, clock
 from .call import AttentionCall, Refusal
 from .families import LayerCall
-from .measure import Predictors, blur, errors_of, predictors_of, take_sample
+from .layers import OTHER
+from .measure import blur, errors_of, predictors_of, take_sample
+from .record import Cell, Group, Record, group_of
 from .schedule import percent_of, position
 
 BLUR = 0.1  # relative L1 of the noise: well above the rounding of 16-bit models, still small
 SHARE_OF_REPEATS = 0.3  # of the allowance, for measuring again what was measured before
-
-Group = tuple[str, str]  # stack and role of layers: those of a group weigh alike in the result
-UNET = ("input", "middle", "output")  # halves of one stack, each too small to be probed by itself
-
-
-class Cell(NamedTuple):
-    """One layer at one step."""
-
-    layer: str
-    step: int
-
-
-def _lists() -> defaultdict:
-    return defaultdict(list)
-
-
-@dataclass
-class Record:
-    """What a run has shown so far; an interrupt loses nothing of it.
-
-    errors: precision -> cell -> one entry per measured call. moved: (group, step) -> mean absolute
-    change of the denoised latent per relative L1 of one layer's error. seconds: precision -> layer
-    -> fastest call. refusals: layers that can't be measured, and why. sigmas: the run's schedule.
-    progress: each step's start on the host's schedule, in percent / 100. size: mean absolute value
-    of the last denoised latent.
-    """
-
-    errors: dict[str, dict[Cell, list[Errors]]] = field(default_factory=lambda: defaultdict(_lists))
-    predictors: dict[Cell, list[Predictors]] = field(default_factory=_lists)
-    moved: dict[tuple[Group, int], list[float]] = field(default_factory=_lists)
-    seconds: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
-    groups: dict[str, Group] = field(default_factory=dict)  # in order of the first call
-    refusals: dict[str, str] = field(default_factory=dict)
-    sigmas: list[float] = field(default_factory=list)
-    progress: list[float] = field(default_factory=list)
-    steps_done: int = 0
-    size: float = math.nan
 
 
 class Calibration:
@@ -141,79 +104,86 @@ class Calibration:
         self, call: AttentionCall | Refusal, layer: LayerCall, host: Callable[[], torch.Tensor]
     ) -> torch.Tensor:
         """``host()``, the host's attention, measured; with noise if it is this layer's turn."""
-        group = self.record.groups.setdefault(layer.id, _group_of(layer))
+        if layer.id == OTHER:  # several layers under one name have no error in common
+            return host()
+        record = self.record
+        group = record.groups.setdefault(layer.id, group_of(layer))
         if self._blurred is not None:
             if group != self._blurred:
                 return host()
             self._blurred_layers.add(layer.id)
             return blur(host(), BLUR, layer.id)
+        record.calls[layer.id] += 1
+        record.tokens[layer.id] = call.q_len, call.kv_len
         if isinstance(call, Refusal):
-            self.record.refusals[layer.id] = call.reason
+            for precision in self._precisions:
+                record.refusals[precision][layer.id] = call.reason
             return host()
-        due = [precision for precision in self._precisions if self._is_due(layer.id, precision)]
-        if not due:
+        if not any(self._is_due(layer.id, precision) for precision in self._precisions):
             return host()
         begin = clock(call.q.device)
         out = host()
         self._note_seconds("fp16", layer.id, clock(call.q.device) - begin)
-        for precision in due:
-            self._measure(call, out, layer.id, precision)
+        self._measure(call, out, Cell(layer.id, self._step))
         return out
 
     def _is_due(self, layer: str, precision: str) -> bool:
         """Fewest measurements first, as far as the allowance goes."""
+        refused = self.record.refusals[precision]
+        if layer in refused:
+            return False
         measured, cost = self._measured[layer, precision], self._costs.get(precision, 0.0)
         if not measured:
             return self._allowance.affords(cost)
         others = (
-            self._measured[other, precision]
-            for other in self.record.groups
-            if other not in self.record.refusals
+            self._measured[other, precision] for other in self.record.groups if other not in refused
         )
         return measured <= min(others) and self._allowance.affords(cost, SHARE_OF_REPEATS)
 
-    def _measure(self, call: AttentionCall, out: torch.Tensor, layer: str, precision: str) -> None:
-        # Outside of the time that is counted: the first call of a kind builds and proves a kernel.
-        decision = explain(
-            call.q,
-            call.k,
-            call.v,
-            precision=precision,
-            mask=call.mask,
-            emulation=self._emulation,
-        )
-        if decision.backend is None:
-            self.record.refusals[layer] = decision.reason
-            return
-        cell, device = Cell(layer, self._step), call.q.device
-        with self._allowance.extra_work():
-            begin = clock(device)
-            sample = take_sample(call, out)
-            if precision == self._precisions[0]:
-                self.record.predictors[cell].append(predictors_of(sample))
-            errors = errors_of(sample, precision, decision.backend)
-            self.record.errors[precision][cell].append(errors)
-            self._costs[precision] = clock(device) - begin
-            if decision.native and not self._measured[layer, precision]:
-                for _ in range(2):  # the first one warms up
-                    begin = clock(device)
-                    attention(
-                        call.q,
-                        call.k,
-                        call.v,
-                        precision=precision,
-                        mask=call.mask,
-                        scale=call.scale,
-                        backend=decision.backend,
-                    )
-                    self._note_seconds(precision, layer, clock(device) - begin)
-        self._measured[layer, precision] += 1
+    def _measure(self, call: AttentionCall, out: torch.Tensor, cell: Cell) -> None:
+        """Every precision that is due on one sample of ``call``."""
+        sample = None
+        for precision in self._precisions:
+            if not self._is_due(cell.layer, precision):
+                continue
+            # Outside of the time that is counted: a first call builds and proves a kernel.
+            decision = explain(
+                call.q,
+                call.k,
+                call.v,
+                precision=precision,
+                mask=call.mask,
+                emulation=self._emulation,
+            )
+            if decision.backend is None:
+                self.record.refusals[precision][cell.layer] = decision.reason
+                continue
+            with self._allowance.extra_work():
+                begin = clock(call.q.device)
+                if sample is None:
+                    sample = take_sample(call, out)
+                    self.record.predictors[cell].append(predictors_of(sample))
+                errors = errors_of(sample, precision, decision.backend)
+                self.record.errors[precision][cell].append(errors)
+                self._costs[precision] = clock(call.q.device) - begin
+                if decision.native and not self._measured[cell.layer, precision]:
+                    self._time(call, precision, decision.backend, cell.layer)
+            self._measured[cell.layer, precision] += 1
+
+    def _time(self, call: AttentionCall, precision: str, backend: str, layer: str) -> None:
+        for _ in range(2):  # the first one warms up
+            begin = clock(call.q.device)
+            attention(
+                call.q,
+                call.k,
+                call.v,
+                precision=precision,
+                mask=call.mask,
+                scale=call.scale,
+                backend=backend,
+            )
+            self._note_seconds(precision, layer, clock(call.q.device) - begin)
 
     def _note_seconds(self, precision: str, layer: str, seconds: float) -> None:
         known = self.record.seconds[precision]
         known[layer] = min(seconds, known.get(layer, math.inf))
-
-
-def _group_of(layer: LayerCall) -> Group:
-    stack = layer.id.partition(".")[0]
-    return "unet" if stack in UNET else stack, layer.role

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from .figure import new_figure, render
 from .ledger import Entry, Run
 
 # Okabe-Ito colours, told apart with every common colour blindness; the host's own recede as greys.
@@ -15,17 +16,13 @@ COLOURS = {
     "fp4": "#e69f00",
 }
 EMPTY = "#ffffff"
-DPI = 100
 CELL_INCHES = (0.26, 0.19)  # of one step, of one layer: room for a label of 7 points
 LABELS_AT_MOST = 60  # longer axes label every second, third ... row
 
 
 def heat_strip(run: Run) -> torch.Tensor:
     """``run`` as an image [1, height, width, 3], float32 in 0..1: layers down, steps across."""
-    # matplotlib takes half a second to import, which a graph without a report never needs.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import ListedColormap
-    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     layers = run.layers()
@@ -37,8 +34,7 @@ def heat_strip(run: Run) -> torch.Tensor:
 
     width = max(6.0, 2.2 + steps * CELL_INCHES[0])
     height = 1.4 + max(len(layers), 1) * CELL_INCHES[1]
-    figure = Figure(figsize=(width, height), dpi=DPI)
-    canvas = FigureCanvasAgg(figure)  # not pyplot: its global state would be the host's too
+    figure = new_figure(width, height)
     axes = figure.add_axes(
         (1.6 / width, 0.55 / height, (width - 2.0) / width, (height - 1.4) / height)
     )
@@ -69,10 +65,7 @@ def heat_strip(run: Run) -> torch.Tensor:
             frameon=False,
             fontsize=8,
         )
-    canvas.draw()
-    pixels = torch.frombuffer(bytearray(canvas.buffer_rgba()), dtype=torch.uint8)
-    columns, rows = canvas.get_width_height()
-    return pixels.view(1, rows, columns, 4)[..., :3].float() / 255
+    return render(figure)
 
 
 def _kind(entry: Entry) -> str:

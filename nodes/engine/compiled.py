@@ -22,7 +22,7 @@ class LayerClasses:
                     layer.role,
                     layer.id in plan.fp16_layers,
                     layer.id in plan.edge_layers,
-                    *(layer.id in inaccurate for inaccurate in plan.inaccurate.values()),
+                    plan.by_layer.get(layer.id),
                 )
                 first = leaders.setdefault(treatment, layer)
                 self._first[layer.id] = first

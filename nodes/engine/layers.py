@@ -18,11 +18,12 @@ import torch
 from .families import Block, LayerCall
 from .layout import Layout
 
-__all__ = ["STATE_KEY", "BlockState", "ForwardState", "LayerCall", "LayerTracker"]
+__all__ = ["OTHER", "STATE_KEY", "BlockState", "ForwardState", "LayerCall", "LayerTracker"]
 
 # Where transformer_options carry what this module knows: a BlockState within a hooked block, a
 # ForwardState elsewhere. The only key that this module adds.
 STATE_KEY = "sageattention3"
+OTHER = "other"  # id of all calls that the layout does not foresee
 
 
 class BlockState:
@@ -76,7 +77,7 @@ class ForwardState:
         key = _host_key(options) if self.start == 0 else None
         layer = self._keyed(key, options) if key in self.keyed else self._counted()
         if layer is None:
-            return _stranger("other", q_len, kv_len)
+            return _stranger(OTHER, q_len, kv_len)
         if not self.known:
             return _stranger(layer.id, q_len, kv_len)
         return LayerCall(layer.id, layer.role, False)
@@ -155,7 +156,7 @@ class LayerTracker:
         if isinstance(state, BlockState):
             return state.layers[state.position(q_len, kv_len)]
         if state is None:  # not from a forward that begin_forward opened
-            return _stranger("other", q_len, kv_len)
+            return _stranger(OTHER, q_len, kv_len)
         return state.identify(transformer_options, q_len, kv_len)
 
 

@@ -12,13 +12,11 @@ from typing import Any
 import torch
 
 from ...kernels import attention, attention_trainable
+from .attach import KEY, OPTION, clone_without_ours, forward_wrapper, set_override
 from .call import AttentionCall, read_call
 from .layout import Layout
 from .plan import Plan
 from .session import Choice, Session
-
-OPTION = "optimized_attention_override"
-KEY = "sageattention3"  # of our wrappers and callbacks on a MODEL
 
 
 def install(model: Any, plan: Plan, layout: Layout) -> Any:
@@ -29,20 +27,14 @@ def install(model: Any, plan: Plan, layout: Layout) -> Any:
     """
     from comfy.patcher_extension import CallbacksMP, WrappersMP
 
-    model = model.clone()
-    options = model.model_options.setdefault("transformer_options", {})
-    current = options.get(OPTION)
-    ours = getattr(current, KEY, None)
-    session = Session(plan, layout, previous=ours.previous if ours else current)
-    options[OPTION] = make_override(session)
-
-    model.remove_wrappers_with_key(WrappersMP.APPLY_MODEL, KEY)
+    model, previous = clone_without_ours(model)
+    session = Session(plan, layout, previous=previous)
+    set_override(model, make_override(session))
     model.add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, _forward_wrapper(session))
     for event, action in (
         (CallbacksMP.ON_PRE_RUN, session.begin_run),
         (CallbacksMP.ON_CLEANUP, session.end_run),
     ):
-        model.remove_callbacks_with_key(event, KEY)
         model.add_callback_with_key(event, KEY, _without_argument(action))
     return model
 
@@ -131,33 +123,15 @@ def _ignored_note(names: tuple[str, ...]) -> str:
 
 
 def _forward_wrapper(session: Session) -> Callable:
-    """An APPLY_MODEL wrapper: the host runs it eagerly, around every pass through the model."""
-
-    def wrapper(
-        executor,
-        x,
-        t,
-        c_concat=None,
-        c_crossattn=None,
-        control=None,
-        transformer_options=None,
-        **kw,
-    ):
-        options = transformer_options or {}
+    def begin(
+        model_sampling: Any, sigma: float, options: dict[str, Any], conditions: list[str]
+    ) -> dict[str, Any]:
         top = options.get(OPTION)
         if getattr(top, KEY, None) is not session:
             session.ledger.current.replaced_by = _name(top)
-        options = session.begin_forward(
-            executor.class_obj.model_sampling,
-            t.flatten()[0].item(),
-            options,
-            [name for name, value in kw.items() if value is not None],
-        )
-        try:
-            return executor(x, t, c_concat, c_crossattn, control, options, **kw)
-        finally:
-            session.end_forward()
+        return session.begin_forward(model_sampling, sigma, options, conditions)
 
+    wrapper = forward_wrapper(begin, session.end_forward)
     setattr(wrapper, KEY, session)
     return wrapper
 

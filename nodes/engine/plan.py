@@ -2,12 +2,14 @@
 
 import logging
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
 from ...kernels import PRECISIONS
+from .advice import explain_choice
+from .budget import choose
 from .families import LayerCall
 from .layout import Layout
 from .profile import Profile, ProfileError
@@ -67,14 +69,22 @@ class Plan:
     emulation: bool = False
     preset: str = CUSTOM
     edge_layers: frozenset[str] = frozenset()  # those of fp16_layers that the preset put there
-    # precision -> layers that a profile measured as too inaccurate at it; a plain dict, since
-    # torch.compile breaks its graph at a MappingProxyType
-    inaccurate: Mapping[str, frozenset[str]] = field(default_factory=dict, hash=False)
+    # layer -> precision that a profile's errors allow within max_error; takes the place of
+    # precisions. A plain dict, since torch.compile breaks its graph at a MappingProxyType.
+    by_layer: Mapping[str, str] = field(default_factory=dict, hash=False)
+    max_error: float | None = None  # None: no profile
+    note: str = ""  # what a profile made of max_error, in words
 
     @property
     def per_layer(self) -> bool:
         """Whether layers of the same role may differ, so that the caller's id must be certain."""
-        return bool(self.fp16_layers) or any(self.inaccurate.values())
+        return bool(self.fp16_layers or self.by_layer)
+
+    @property
+    def title(self) -> str:
+        return (
+            f"preset {self.preset}" if self.max_error is None else f"max_error {self.max_error:g}"
+        )
 
     def wanted(self, layer: LayerCall, in_window: bool, q_len: int, kv_len: int) -> Wanted:
         """What to compute one call in. ``in_window``: the step is within start..end_percent."""
@@ -92,10 +102,14 @@ class Plan:
         if min(q_len, kv_len) < self.min_tokens:
             side = "queries" if q_len < kv_len else "keys"
             return Wanted(FP16, f"fewer than min_tokens={self.min_tokens} {side}")
-        precise = tuple(p for p in self.precisions if layer.id not in self.inaccurate.get(p, ()))
-        if not precise:
-            return Wanted(FP16, "measured error above the profile's max_error")
-        return Wanted(precise, "")
+        if self.max_error is None:
+            return Wanted(self.precisions, "")
+        precision = self.by_layer.get(layer.id)
+        if precision is None:
+            return Wanted(FP16, "the profile has no measurement of it")
+        if precision == "fp16":
+            return Wanted(FP16, f"kept in fp16 for max_error {self.max_error:g}")
+        return Wanted((precision,), "")
 
 
 def make_plan(
@@ -110,12 +124,17 @@ def make_plan(
     min_tokens: int = 1024,
     emulation: bool = False,
     profile: Profile | None = None,
+    max_error: float = 0.05,
+    candidates: Collection[str] = tuple(PRECISIONS),
 ) -> Plan:
     """The plan for a model with ``layout``.
 
     precision, start_percent and end_percent count for the preset ``custom`` only; the other
     settings add to every preset. start and end are positions in the noise schedule, as in the
     host's nodes: 0 is its noisy end.
+
+    A profile takes the place of the preset: of ``candidates``, each layer runs in what is fastest
+    for a forecast error of the latent of at most ``max_error`` (relative L1).
 
     Raises PlanError for a bad setting, SelectorError if fp16_layers names no layer of the model,
     ProfileError if the profile does not fit the layout.
@@ -129,12 +148,14 @@ def make_plan(
             f"unknown preset `{shorten(preset)}`: choose {', '.join([*PRESETS, CUSTOM])}"
         )
     _check(recipe, cross_attention, min_tokens)
-    edges = _edge_layers(layout, recipe.edge_blocks, preset)
+    edges = frozenset()
+    if profile is None:
+        edges = _edge_layers(layout, recipe.edge_blocks, preset)
     try:
         chosen = parse_selector(fp16_layers).resolve(layout)
     except SelectorError as error:
         raise SelectorError(f"fp16_layers: {error}") from None
-    return Plan(
+    plan = Plan(
         precisions=recipe.precisions,
         fp16_layers=chosen | edges,
         start_percent=recipe.start_percent,
@@ -144,8 +165,10 @@ def make_plan(
         emulation=emulation,
         preset=preset,
         edge_layers=edges - chosen,
-        inaccurate=_inaccurate(layout, profile, recipe.precisions),
     )
+    if profile is None:
+        return plan
+    return _within_budget(plan, layout, profile, max_error, candidates)
 
 
 def _check(recipe: Recipe, cross_attention: str, min_tokens: int) -> None:
@@ -185,17 +208,33 @@ def _edge_layers(layout: Layout, count: int, preset: str) -> frozenset[str]:
     return frozenset(layer.id for block in blocks for layer in block.layers)
 
 
-def _inaccurate(
-    layout: Layout, profile: Profile | None, precisions: tuple[str, ...]
-) -> Mapping[str, frozenset[str]]:
-    if profile is None:
-        return {}
+def _within_budget(
+    plan: Plan, layout: Layout, profile: Profile, max_error: float, candidates: Collection[str]
+) -> Plan:
+    """``plan`` with the precisions that ``profile`` allows; its other gates stay."""
     strangers = {layer for layer in profile.layers if not layout.has(layer)}
     if strangers:
         raise ProfileError(
             "the profile measures layers that this model lacks "
             f"({', '.join(map(shorten, sorted(strangers)[:3]))}"
             f"{' ...' if len(strangers) > 3 else ''}); the model has {layout.summary()}. "
-            "Disconnect the profile, or load the model that it was measured on"
+            "Choose a profile of this model, or none"
         )
-    return {p: profile.exceptions(p) for p in precisions if p != "fp16"}
+    if not (math.isfinite(max_error) and max_error >= 0):
+        raise PlanError(f"max_error is {max_error:g}: it must be 0 or more")
+    crossing = {layer.id for block in layout.all_blocks for layer in block.layers if layer.is_cross}
+    gated = set(plan.fp16_layers)
+    for layer, (queries, keys) in zip(profile.layers, profile.tokens.tolist(), strict=True):
+        crosses = layer in crossing if layout.known else queries != keys
+        if (crosses and plan.cross_attention == "fp16") or min(queries, keys) < plan.min_tokens:
+            gated.add(layer)
+    choice = choose(profile, max_error, candidates, gated)
+    return replace(
+        plan,
+        precisions=profile.precisions,
+        start_percent=choice.start_percent,
+        end_percent=choice.end_percent,
+        by_layer=dict(choice.precisions),
+        max_error=max_error,
+        note=explain_choice(choice, profile, max_error),
+    )

@@ -1,32 +1,20 @@
-"""Measured errors of one model's layers, used to choose exceptions.
+"""What a calibration measured of one model: the errors of its layers, their weight, their time."""
 
-A calibration is to measure them. This version has none: it reads profiles and makes none.
-
-File: safetensors. Metadata key ``sageattention3_profile`` holds JSON (:data:`FORMAT`); tensors are
-``errors.<precision>`` (float32 [layers], NaN where not measured) and ``fingerprint`` (float32).
-"""
-
-import hashlib
-import json
 import math
-import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 
-from ...kernels import PRECISIONS
+from .fingerprint import Fingerprint, fingerprint
+from .measure import Predictors
+from .record import Cell, Record
 from .words import shorten
 
 TYPE = "SAGE3_PROFILE"  # in graphs
-FORMAT = 1
-_META = "sageattention3_profile"
-_SAMPLED_WEIGHTS, _SAMPLES = 8, 32
-# Loading weights as FP8 moves them by a few per cent, another model's are 140 % away.
-_SAME_WEIGHTS = 0.3
+METRICS = ("rel_l1", "cosine", "worst_row_rel_l1")  # of ``kernels.metrics.Errors``
+# Channel outliers are what block scales lose; the other predictors tell two such layers apart.
+BY_PREDICTORS = "outlier_ratio"
 
 
 class ProfileError(ValueError):
@@ -39,165 +27,142 @@ def require_profile(value: object) -> "Profile":
         return value
     raise ProfileError(
         f"profile is {shorten(repr(value))} ({type(value).__name__}), which is not a profile of "
-        "measured errors. Leave the profile input unconnected: profiles come from the calibration, "
-        "which this version does not have yet"
+        "measured errors. Connect SageAttention3 Calibrate or SageAttention3 Load Profile, or "
+        "leave the input unconnected"
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Fingerprint:
-    """Tells models apart: all names and shapes exactly, a few weights within rounding."""
+@dataclass(frozen=True)
+class Origin:
+    """Where a profile comes from.
 
-    shapes: str  # hex digest
-    samples: torch.Tensor  # float32 [n]
+    shape: of the latent without batch. gpu: its name, "CPU" without one.
+    """
 
-    def matches(self, other: "Fingerprint") -> bool:
-        if self.shapes != other.shapes or self.samples.shape != other.samples.shape:
-            return False
-        distance = torch.linalg.vector_norm(self.samples - other.samples)
-        return bool(distance <= _SAME_WEIGHTS * torch.linalg.vector_norm(self.samples))
-
-
-def fingerprint(model: object) -> Fingerprint:
-    """The fingerprint of ``model`` (a ModelPatcher), as loaded, without merged LoRAs."""
-    state = model.model.diffusion_model.state_dict()
-    shapes = "\n".join(f"{name} {tuple(state[name].shape)}" for name in sorted(state))
-    # Matrices, since many models share their norms' ones and zeros; evenly spread over the model.
-    names = [n for n in sorted(state) if state[n].ndim > 1 and state[n].is_floating_point()]
-    names = names[:: max(1, len(names) // _SAMPLED_WEIGHTS)][:_SAMPLED_WEIGHTS]
-    samples = []
-    for name in names:
-        backup = model.backup.get(f"diffusion_model.{name}")
-        weight = (backup.weight if backup is not None else state[name]).detach().flatten()
-        samples.append(weight[:: max(1, len(weight) // _SAMPLES)][:_SAMPLES].float().cpu())
-    return Fingerprint(
-        hashlib.sha256(shapes.encode()).hexdigest(),
-        torch.cat(samples) if samples else torch.zeros(0),
-    )
+    family: str
+    fingerprint: Fingerprint
+    shape: tuple[int, ...]
+    gpu: str
+    pack_version: str
 
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """Errors (relative L1 against fp16) per precision and layer id, and whose they are."""
+    """Measurements of one sampling run of S steps over L layers; NaN where nothing was measured.
 
-    family: str
-    fingerprint: Fingerprint
-    errors: Mapping[str, Mapping[str, float]]  # precision -> layer id -> error
-    max_error: float  # a layer above it should not run in that precision
-    pack_version: str
+    layers: ids, in order of the first call. sigmas: [S + 1]. progress: [S], each step's start on
+    the host's schedule, 0..1. steps_done: fewer than S in a run that was interrupted. size: mean
+    absolute value of the last denoised latent. errors: precision -> metric (of METRICS) -> [L, S],
+    of the layer's attention against full precision. moved: [L, S], mean absolute change of the
+    denoised latent per relative L1 of the layer's error. predictors: name -> [L, S]. seconds:
+    precision -> [L], of one call. calls: [L], per step. tokens: [L, 2], queries and keys. All
+    tensors are float32.
+    """
+
+    origin: Origin
+    layers: tuple[str, ...]
+    sigmas: torch.Tensor
+    progress: torch.Tensor
+    steps_done: int
+    size: float
+    errors: Mapping[str, Mapping[str, torch.Tensor]]
+    moved: torch.Tensor
+    predictors: Mapping[str, torch.Tensor]
+    seconds: Mapping[str, torch.Tensor]
+    calls: torch.Tensor
+    tokens: torch.Tensor
 
     @property
-    def layers(self) -> frozenset[str]:
-        return frozenset(layer for errors in self.errors.values() for layer in errors)
+    def steps(self) -> int:
+        return len(self.sigmas) - 1
 
-    def exceptions(self, precision: str) -> frozenset[str]:
-        """Layers whose error in ``precision`` is above max_error. Not measured: no exception."""
-        errors = self.errors.get(precision, {})
-        return frozenset(layer for layer, error in errors.items() if not error <= self.max_error)
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Those in which something was measured."""
+        return tuple(self.errors)
 
     def check(self, model: object) -> None:
         """Raise ProfileError unless it was measured on ``model`` (a ModelPatcher)."""
-        if not self.fingerprint.matches(fingerprint(model)):
+        if not self.origin.fingerprint.matches(fingerprint(model)):
             raise ProfileError(
-                f"the profile was measured on another model (a {shorten(self.family)}): load that "
-                "model, or disconnect the profile"
+                f"the profile was measured on another model (a {shorten(self.origin.family)}): "
+                "load that model, choose a profile of this one, or calibrate this one"
             )
 
-    def save(self, path: str | Path) -> None:
-        layers = sorted(self.layers)
-        tensors = {"fingerprint": self.fingerprint.samples.contiguous()}
-        for precision, errors in self.errors.items():
-            row = [errors.get(layer, math.nan) for layer in layers]
-            tensors[f"errors.{precision}"] = torch.tensor(row, dtype=torch.float32)
-        head = {
-            "format": FORMAT,
-            "family": self.family,
-            "shapes": self.fingerprint.shapes,
-            "layers": layers,
-            "max_error": self.max_error,
-            "pack_version": self.pack_version,
+    def rank_by_predictors(self) -> list[str]:
+        """Layers from hardest to easiest to quantise, told without any full-precision output."""
+        found = self.predictors[BY_PREDICTORS].nanmean(1).nan_to_num(-math.inf)
+        return [self.layers[i] for i in found.argsort(descending=True, stable=True).tolist()]
+
+
+def make_profile(record: Record, origin: Origin) -> Profile:
+    """The profile of what ``record`` holds. Raises ProfileError if that is nothing."""
+    layers = tuple(layer for layer in record.groups if layer in record.tokens)
+    if not record.steps_done or not any(record.errors.values()):
+        raise ProfileError(_nothing(record))
+    steps = len(record.sigmas) - 1
+
+    def table(values: Mapping[Cell, float]) -> torch.Tensor:
+        rows = [[values.get(Cell(layer, i), math.nan) for i in range(steps)] for layer in layers]
+        return torch.tensor(rows, dtype=torch.float32)
+
+    errors = {}
+    for precision, found in record.errors.items():
+        errors[precision] = {
+            metric: table(
+                {cell: _mean(getattr(e, metric) for e in es) for cell, es in found.items()}
+            )
+            for metric in METRICS
         }
-        save_file(tensors, path, metadata={_META: json.dumps(head)})
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Profile":
-        """Read a profile. Raises ProfileError if ``path`` is not one, or is damaged."""
-        if not isinstance(path, (str, os.PathLike)):
-            raise ProfileError(f"{path!r} is not the path of a profile: choose a profile's file")
-        try:
-            with safe_open(path, framework="pt") as file:
-                text = (file.metadata() or {}).get(_META)
-                if text is None:
-                    raise ProfileError(
-                        f"{path} is a safetensors file, but not a profile: choose a profile's file"
-                    )
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except ProfileError:
-            raise
-        except FileNotFoundError:
-            raise ProfileError(f"there is no file {path}: choose a profile's file") from None
-        except Exception as error:  # safetensors lets through whatever its parts raise
-            raise ProfileError(
-                f"{path} can't be read ({error}): it is no profile, or an incomplete one"
-            ) from error
-        try:
-            return cls._parse(json.loads(text), tensors)
-        except ProfileError as error:
-            raise ProfileError(f"{path} {error}: use another copy, or none") from None
-        except (ValueError, RecursionError) as error:  # of the JSON
-            raise ProfileError(f"{path} is damaged ({error}): use another copy, or none") from None
-
-    @classmethod
-    def _parse(cls, head: object, tensors: dict[str, torch.Tensor]) -> "Profile":
-        """The profile of a file's parts. Raises ProfileError with what is wrong with the file."""
-        _require(isinstance(head, dict), "its header is no table")
-        version = head.get("format")
-        _require(type(version) is int, "its format is no number")  # True would pass for 1
-        if version != FORMAT:
-            raise ProfileError("was written by another version of the pack")
-        for name in ("family", "shapes", "pack_version"):
-            _require(isinstance(head.get(name), str), f"its {name} is no text")
-        limit = head.get("max_error")
-        _require(
-            type(limit) in (int, float) and 0 <= limit < math.inf,
-            "its max_error is no number from 0 up",
+    predictors = {
+        name: table(
+            {cell: _mean(getattr(p, name) for p in ps) for cell, ps in record.predictors.items()}
         )
-        layers = head.get("layers")
-        _require(
-            isinstance(layers, list) and all(isinstance(layer, str) for layer in layers),
-            "its layers are no list of names",
+        for name in Predictors._fields
+    }
+    moved = {
+        Cell(layer, step): _mean(values)
+        for (group, step), values in record.moved.items()
+        for layer in layers
+        if record.groups[layer] == group
+    }
+    return Profile(
+        origin=origin,
+        layers=layers,
+        sigmas=torch.tensor(record.sigmas),
+        progress=torch.tensor(record.progress),
+        steps_done=record.steps_done,
+        size=record.size,
+        errors=errors,
+        moved=table(moved),
+        predictors=predictors,
+        seconds={
+            precision: torch.tensor([known.get(layer, math.nan) for layer in layers])
+            for precision, known in record.seconds.items()
+        },
+        calls=torch.tensor([record.calls[layer] / max(1, record.steps_done) for layer in layers]),
+        tokens=torch.tensor([record.tokens[layer] for layer in layers], dtype=torch.float32),
+    )
+
+
+def _mean(values: Iterable[float]) -> float:
+    """Infinite where a value is not a number: an error that has no size is beyond all bounds."""
+    found = list(values)
+    mean = sum(found) / len(found)
+    return math.inf if math.isnan(mean) else mean
+
+
+def _nothing(record: Record) -> str:
+    reasons = dict.fromkeys(r for refused in record.refusals.values() for r in refused.values())
+    if reasons:
+        shown = "; ".join(map(shorten, list(reasons)[:3]))
+        return (
+            f"nothing could be measured: {shown}. Where this machine has no kernel for a "
+            "precision, switch emulation on"
         )
-        _require(len(set(layers)) == len(layers), "it names a layer twice")
-        samples = tensors.get("fingerprint")
-        _require(
-            samples is not None and _is_row(samples) and bool(samples.isfinite().all()),
-            "its fingerprint is no row of numbers",
+    if not record.groups:
+        return (
+            "nothing could be measured: no attention call of this model was seen. It uses its own "
+            "attention, or the sampler ran no step (denoise 0)"
         )
-        errors = {}
-        for name, row in tensors.items():
-            if name == "fingerprint":
-                continue
-            precision = name.removeprefix("errors.")
-            _require(
-                name != precision and precision in PRECISIONS, f"it has a tensor {shorten(name)}"
-            )
-            _require(_is_row(row) and len(row) == len(layers), f"{name} has not one number a layer")
-            _require(not bool((row < 0).any()), f"{name} has a negative error")
-            pairs = zip(layers, row.tolist(), strict=True)
-            errors[precision] = {k: e for k, e in pairs if not math.isnan(e)}
-        return cls(
-            family=head["family"],
-            fingerprint=Fingerprint(head["shapes"], samples),
-            errors=errors,
-            max_error=float(limit),
-            pack_version=head["pack_version"],
-        )
-
-
-def _require(holds: bool, fault: str) -> None:
-    if not holds:
-        raise ProfileError(f"is damaged ({fault})")
-
-
-def _is_row(tensor: torch.Tensor) -> bool:
-    return tensor.ndim == 1 and tensor.dtype == torch.float32
+    return "nothing was measured before the run ended: calibrate with more steps"

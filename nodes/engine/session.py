@@ -67,7 +67,7 @@ class Session:
         self.previous = previous
         self.key = f"sageattention3.{next(_numbers)}"
         self.tracker = LayerTracker(layout)
-        self.ledger = Ledger(f"{layout.family}, preset {plan.preset}")
+        self.ledger = Ledger(f"{layout.family}, {plan.title}")
         self.broken: dict[str, str] = {}  # backend -> what it raised, for the rest of the run
         self.compiled = CompiledCalls()
         self._classes = LayerClasses(layout, plan)
@@ -87,6 +87,8 @@ class Session:
         self._window = None
         self._handled = sys.exc_info()[1]  # sampling may start within someone's except clause
         self.ledger.begin_run()
+        if self.plan.note:
+            self.ledger.current.notes[self.plan.note] = None
 
     def end_run(self) -> None:
         """Close the run with one line in the log.

@@ -136,10 +136,11 @@ def _remarks(run: Run, layer_ids: Sequence[str]) -> list[str]:
     missing = [layer for layer in layer_ids if layer not in seen]
     if run.calls and missing:
         remarks.append(
-            f"never called: {', '.join(_ranges(missing))} (another node may skip these layers or "
-            "use its own attention for them)"
+            f"never called: {', '.join(layer_ranges(missing))} (another node may skip these layers "
+            "or use its own attention for them)"
         )
-    return ["", *(f"Note: {remark}" for remark in remarks)] if remarks else []
+    lines = [line for remark in remarks for line in wrap(f"Note: {remark}", SENTENCE_WIDTH)]
+    return ["", *lines] if lines else []
 
 
 def _table(counts: Mapping[Entry, int], steps: int) -> list[str]:
@@ -156,7 +157,7 @@ def _table(counts: Mapping[Entry, int], steps: int) -> list[str]:
         return []
     rows = [("layers", "precision", "backend", "calls", "steps", "reason")]
     for (_, _, precision, backend, reason), members in groups.items():
-        layers = ", ".join(_ranges(entry.layer for entry, _ in members))
+        layers = ", ".join(layer_ranges(entry.layer for entry, _ in members))
         total = sum(calls for _, calls in members)
         spans = ", ".join(_spans(entry.step + 1 for entry, _ in members)) if steps else "-"
         first, *others = wrap(layers, LAYERS_WIDTH, break_long_words=False)
@@ -171,7 +172,7 @@ def _table(counts: Mapping[Entry, int], steps: int) -> list[str]:
     return ["", lines[0], "-" * max(map(len, lines)), *lines[1:]]
 
 
-def _ranges(layer_ids: Iterable[str]) -> list[str]:
+def layer_ranges(layer_ids: Iterable[str]) -> list[str]:
     """double.0, double.1, double.2, double.7 -> double.0-2, double.7: a selector reads it back."""
     groups: dict[tuple[str, str], list[int]] = {}
     for layer in layer_ids:

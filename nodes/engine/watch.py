@@ -6,29 +6,41 @@ from typing import Any
 
 import torch
 
+from .attach import KEY, clone_without_ours, forward_wrapper, set_override
 from .calibration import Calibration
 from .call import read_call
 from .layers import LayerTracker
 from .layout import Layout
-from .override import KEY, OPTION
+
+COMPILED = "torch.compile"  # key of the host's wrappers that put a compiled model in place
 
 
 def watch_model(model: Any, calibration: Calibration, layout: Layout) -> Any:
     """A clone of ``model`` (ModelPatcher) whose sampling ``calibration`` sees.
 
-    A SageAttention3 patch on it is taken off: what is measured is the full precision. Another
-    node's attention override stays and is what the host's attention means.
+    A SageAttention3 patch on it is taken off: what is measured is the full precision. So is
+    torch.compile, whose code could not be measured call by call. Another node's attention override
+    stays and is what the host's attention means. Raises RuntimeError on a host that lets nobody
+    stand around a model's guided prediction.
     """
     from comfy.patcher_extension import WrappersMP
 
+    if not hasattr(WrappersMP, "PREDICT_NOISE"):
+        raise RuntimeError(
+            "This ComfyUI has no wrappers around a model's prediction (PREDICT_NOISE), which a "
+            "calibration needs. Update ComfyUI to version 0.3.60 or newer."
+        )
     tracker = LayerTracker(layout)
-    model = model.clone()
-    options = model.model_options.setdefault("transformer_options", {})
-    previous = options.get(OPTION)
-    previous = getattr(previous, KEY).previous if hasattr(previous, KEY) else previous
-    options[OPTION] = _override(calibration, tracker, previous)
-    model.remove_wrappers_with_key(WrappersMP.APPLY_MODEL, KEY)
-    model.add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, _naming_wrapper(tracker))
+
+    def name_calls(_sampling: Any, _sigma: float, options: dict, conditions: list[str]) -> dict:
+        return tracker.begin_forward(options, conditions)
+
+    model, previous = clone_without_ours(model)
+    model.remove_wrappers_with_key(WrappersMP.APPLY_MODEL, COMPILED)
+    if hasattr(model.object_patches.get("diffusion_model"), "_orig_mod"):
+        del model.object_patches["diffusion_model"]
+    set_override(model, _override(calibration, tracker, previous))
+    model.add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, forward_wrapper(name_calls))
     model.add_wrapper_with_key(WrappersMP.PREDICT_NOISE, KEY, _evaluation_wrapper(calibration))
     return model
 
@@ -54,26 +66,6 @@ def _override(
         return calibration.attend(call, layer, host)
 
     return override
-
-
-def _naming_wrapper(tracker: LayerTracker) -> Callable:
-    """An APPLY_MODEL wrapper that makes the calls of a forward pass known by name."""
-
-    def wrapper(
-        executor,
-        x,
-        t,
-        c_concat=None,
-        c_crossattn=None,
-        control=None,
-        transformer_options=None,
-        **kw,
-    ):
-        given = [name for name, value in kw.items() if value is not None]
-        options = tracker.begin_forward(transformer_options or {}, given)
-        return executor(x, t, c_concat, c_crossattn, control, options, **kw)
-
-    return wrapper
 
 
 def _evaluation_wrapper(calibration: Calibration) -> Callable:

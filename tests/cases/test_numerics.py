@@ -6,7 +6,6 @@ import pytest
 import torch
 from sageattention3.kernels import attention
 from sageattention3.kernels.metrics import compare
-from sageattention3.nodes.engine.profile import Fingerprint, Profile
 
 from .calls import QUANTISED, Patched, assert_accurate, core_attention, exact, tensors
 
@@ -147,21 +146,16 @@ def test_int8_is_accurate_where_two_channels_carry_the_keys():
     assert compare(attention(*call, precision="int8"), exact(*call)).cosine > 0.995
 
 
-def test_a_profile_keeps_such_a_layer_out_of_fp4_and_no_other():
+def test_the_error_tells_such_a_layer_from_others_in_fp4_and_not_in_int8():
     """QA-04: what FP4 cannot do must be told from what it can, not be averaged away."""
-    calls = {"block.0.self": tensors(nk=512, d=128), "block.1.self": concentrated_keys()}
+    calls = {"plain": tensors(nk=512, d=128), "concentrated": concentrated_keys()}
     errors = {
-        precision: {
-            layer: compare(attention(*call, precision=precision), exact(*call)).rel_l1
-            for layer, call in calls.items()
-        }
+        (precision, name): compare(attention(*call, precision=precision), exact(*call)).rel_l1
         for precision in ("fp4", "int8")
+        for name, call in calls.items()
     }
-    profile = Profile(
-        "toy", Fingerprint("", torch.zeros(0)), errors, max_error=0.35, pack_version=""
-    )
-    assert profile.exceptions("fp4") == {"block.1.self"}
-    assert profile.exceptions("int8") == set()
+    assert errors.pop(("fp4", "concentrated")) > 0.35
+    assert max(errors.values()) < 0.35
 
 
 # -------------------------------------------------------------------------------- QA-06: few keys

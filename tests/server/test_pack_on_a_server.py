@@ -19,6 +19,12 @@ NODES = {
     "SageAttention3Patch": ["MODEL"],
     "SageAttention3LoadDiffusionModel": ["MODEL"],
     "SageAttention3Report": ["LATENT", "STRING", "IMAGE"],
+    "SageAttention3Calibrate": ["SAGE3_PROFILE", "IMAGE", "STRING", "LATENT"],
+    "SageAttention3CalibrateGuider": ["SAGE3_PROFILE", "IMAGE", "STRING", "LATENT"],
+    "SageAttention3LoadProfile": ["SAGE3_PROFILE", "IMAGE", "STRING"],
+    "SageAttention3SaveProfile": ["SAGE3_PROFILE"],
+    "SageAttention3Compare": ["IMAGE", "STRING"],
+    "SageAttention3Benchmark": ["IMAGE", "STRING"],
 }
 
 
@@ -30,7 +36,7 @@ def flux(object_info):
     return lambda sizes=SMALL, **patch: shrink(whole, FLUX, object_info, sizes, **patch)
 
 
-def test_the_server_offers_the_three_nodes_and_their_outputs(object_info):
+def test_the_server_offers_the_nodes_and_their_outputs(object_info):
     ours = {name: object_info[name]["output"] for name in object_info if name in NODES}
     assert ours == NODES
 

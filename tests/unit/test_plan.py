@@ -3,26 +3,22 @@
 import math
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sageattention3.kernels import PRECISIONS
 from sageattention3.nodes.engine.families import LayerCall
 from sageattention3.nodes.engine.plan import CUSTOM, FP16, PRESETS, PlanError, Wanted, make_plan
-from sageattention3.nodes.engine.profile import Fingerprint, Profile, ProfileError
+from sageattention3.nodes.engine.profile import ProfileError
 from sageattention3.nodes.engine.selector import SelectorError
 
 from .layouts import HUNYUAN, UNKNOWN, WAN, WAN_I2V
+from .profiles import profile_of
 
 LONG = 4096
 
 
 def wanted(plan, layer, role="joint", in_window=True, q_len=LONG, kv_len=LONG):
     return plan.wanted(LayerCall(layer, role, True), in_window, q_len, kv_len)
-
-
-def profile(errors, max_error=0.1):
-    return Profile("hunyuan_video", Fingerprint("", torch.zeros(0)), errors, max_error, "0")
 
 
 def test_balanced_is_int8_everywhere():
@@ -114,27 +110,73 @@ def test_no_minimum_means_no_gate():
     assert wanted(make_plan(HUNYUAN, min_tokens=0), "double.1", q_len=1, kv_len=1).reason == ""
 
 
-def test_a_profile_takes_from_a_layer_only_the_precisions_that_it_cannot_bear():
-    errors = {
-        "fp4": {"double.1": 0.3, "double.2": 0.3, "double.3": 0.05},
-        "int8": {"double.1": 0.01, "double.2": 0.2},
-    }
-    plan = make_plan(HUNYUAN, preset="speed", profile=profile(errors))
+ERRORS = {
+    "fp4": {"double.1": 0.5, "double.2": 0.5, "double.3": 0.01},
+    "int8": {"double.1": 0.01, "double.2": 0.5},
+}
+
+
+def test_with_a_profile_each_layer_runs_in_what_max_error_allows():
+    plan = make_plan(HUNYUAN, preset="quality", profile=profile_of(ERRORS), max_error=0.1)
     assert wanted(plan, "double.1") == Wanted(("int8",), "")
-    assert wanted(plan, "double.2") == Wanted(FP16, "measured error above the profile's max_error")
-    assert wanted(plan, "double.3") == Wanted(("fp4", "int8"), "")
-    assert wanted(plan, "single.1") == Wanted(("fp4", "int8"), "")  # not measured
+    assert wanted(plan, "double.2") == Wanted(FP16, "kept in fp16 for max_error 0.1")
+    assert wanted(plan, "double.3") == Wanted(("fp4",), "")
+    assert wanted(plan, "single.1") == Wanted(FP16, "the profile has no measurement of it")
     assert plan.per_layer
+    assert plan.title == "max_error 0.1"
+    assert plan.note.startswith("Fastest within max_error 0.1: 1 layer in int8 (double.1)")
+
+
+def test_a_profile_takes_the_place_of_the_preset_and_leaves_the_other_gates():
+    errors = {"fp4": {"block.0.self": 0.01, "block.0.cross": 0.01, "block.1.self": 0.01}}
+    plan = make_plan(
+        WAN, preset="quality", profile=profile_of(errors), max_error=1.0, fp16_layers="block.1"
+    )
+    assert wanted(plan, "block.0.self", "self").precisions == ("fp4",)  # quality keeps block 0
+    kept = wanted(plan, "block.0.cross", "cross")
+    assert kept == Wanted(FP16, "cross-attention kept in fp16")
+    assert wanted(plan, "block.1.self", "self") == Wanted(FP16, "kept in fp16 by fp16_layers")
+
+
+@pytest.mark.parametrize(
+    "gate", [{"fp16_layers": "double.1"}, {"min_tokens": 5000}, {"cross_attention": "fp16"}]
+)
+def test_layers_that_stay_in_fp16_anyway_take_nothing_of_the_budget(gate):
+    # Alone, either layer fits the budget; both together do not.
+    layout, first, second = HUNYUAN, "double.1", "double.2"
+    if "cross_attention" in gate:
+        layout, first, second = WAN, "block.1.cross", "block.1.self"
+    profile = profile_of({"fp4": {first: 0.07, second: 0.07}})
+    profile.tokens[0] = 4096
+    profile.tokens[1] = 8192
+    both = {"cross_attention": "same", "min_tokens": 0}
+    plan = make_plan(layout, profile=profile, max_error=0.1, **both)
+    assert sorted(plan.by_layer.values()) == ["fp16", "fp4"]
+    plan = make_plan(layout, profile=profile, max_error=0.1, **{**both, **gate})
+    assert plan.by_layer == {first: "fp16", second: "fp4"}
+
+
+def test_only_candidates_are_chosen():
+    errors = {p: {"double.1": 0.01} for p in ("fp4", "int8")}
+    plan = make_plan(HUNYUAN, profile=profile_of(errors), max_error=1.0, candidates=("int8",))
+    assert plan.by_layer == {"double.1": "int8"}
 
 
 def test_a_profile_of_layers_that_the_model_lacks_is_refused():
     with pytest.raises(ProfileError, match=r"block\.7.*double\.0-3"):
-        make_plan(HUNYUAN, profile=profile({"int8": {"block.7": 0.2, "double.1": 0.1}}))
+        make_plan(HUNYUAN, profile=profile_of({"int8": {"block.7": 0.2, "double.1": 0.1}}))
 
 
 def test_a_profile_of_an_unknown_architecture_counts_calls():
-    plan = make_plan(UNKNOWN, profile=profile({"int8": {"call.3": 0.2}}))
+    plan = make_plan(UNKNOWN, profile=profile_of({"int8": {"call.3": 0.2, "call.4": 0.01}}))
     assert wanted(plan, "call.3").precisions == FP16
+    assert wanted(plan, "call.4").precisions == ("int8",)
+
+
+@pytest.mark.parametrize("max_error", [-0.1, math.nan, math.inf])
+def test_a_budget_that_is_none_is_refused(max_error):
+    with pytest.raises(PlanError, match="max_error is"):
+        make_plan(HUNYUAN, profile=profile_of(ERRORS), max_error=max_error)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,8 @@ def test_every_link_joins_two_slots_of_one_type_and_both_know_it(workflow):
     for link, source, source_slot, target, target_slot, kind in workflow["links"]:
         output = nodes[source]["outputs"][source_slot]
         socket = nodes[target]["inputs"][target_slot]
-        assert output["type"] == socket["type"] == kind
+        assert output["type"] == kind
+        assert kind in socket["type"].split(",")  # some take several types
         assert link in output["links"]
         assert socket["link"] == link
     linked = [s["link"] for n in nodes.values() for s in n["inputs"] if s["link"] is not None]
@@ -131,6 +132,8 @@ def test_no_model_reaches_a_sampler_past_the_patch(workflow, object_info):
     for node_id, node in prompt.items():
         if node_id == patch or "model" not in node["inputs"]:
             continue
+        if node["class_type"] == "SageAttention3Calibrate":
+            continue  # measures the model as it is
         source = node["inputs"]["model"][0]
         while source != patch:
             assert "model" in prompt[source]["inputs"], f"node {node_id} gets an unpatched model"

@@ -7,7 +7,7 @@ import re
 import pytest
 from sageattention3.demo import host, tiny
 from sageattention3.demo.families import FAMILIES
-from sageattention3.demo.graph import shrink, to_prompt
+from sageattention3.demo.graph import COMPARE_NODE, REPORT_NODE, SMALL, shrink, to_prompt
 from sageattention3.demo.pack import ROOT
 
 # family -> layers -> precision and calls that the report must show: the calls that the tiny model
@@ -39,6 +39,8 @@ EXPECTED = {
     },
     "ltxv": {"block.0-1.self": ("int8", 4), "block.0-1.cross": ("fp16", 4)},
 }
+
+CALIBRATED = "calibrate_and_compare"
 
 pytestmark = [pytest.mark.server, pytest.mark.host]
 
@@ -79,7 +81,7 @@ def rows_of(text):
 
 def test_every_shipped_workflow_has_a_tiny_family():
     shipped = {path.stem for path in (ROOT / "workflows").glob("*.json")}
-    assert {FAMILIES[name].workflow for name in EXPECTED} == shipped
+    assert {FAMILIES[name].workflow for name in EXPECTED} | {CALIBRATED} == shipped
 
 
 def test_the_report_accounts_for_every_attention_call(family, prompt, server):
@@ -94,3 +96,26 @@ def test_the_report_accounts_for_every_attention_call(family, prompt, server):
         assert backend == ("host" if precision == "fp16" else "reference emulation")
         assert reason or precision != "fp16", "who stays with the host has a reason"
     assert len(images) == len(latents) == 1
+
+
+def test_a_calibration_patches_samples_reports_and_compares_in_one_graph(server, object_info):
+    workflow = json.loads((ROOT / "workflows" / f"{CALIBRATED}.json").read_text("utf-8"))
+    # Enough steps for a calibration, which may take 1.5 times as long as they do.
+    sizes = {**SMALL, "steps": 16}
+    prompt = shrink(to_prompt(workflow, object_info), FAMILIES["flux"], object_info, sizes)
+    outputs = server.run(prompt)["outputs"]
+
+    def text_of(kind):
+        [node] = [i for i, node in prompt.items() if node["class_type"] == kind]
+        assert len(outputs[node]["images"]) == 1
+        return outputs[node]["text"][0]
+
+    sentence, *_ = text_of("SageAttention3Calibrate").partition("\n\n")
+    assert sentence.startswith("Fastest within max_error 0.05: ")
+    rows = rows_of(text_of(REPORT_NODE))
+    assert any(precision != "fp16" for precision, *_ in rows.values())
+    assert "flux, max_error 0.05" in text_of(REPORT_NODE)
+    # The Patch leaves the calibration's own choice as it is.
+    note = " ".join(f"Note: {sentence}".split())
+    assert note in " ".join(text_of(REPORT_NODE).split())
+    assert "latent" in text_of(COMPARE_NODE)

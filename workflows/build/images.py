@@ -1,11 +1,31 @@
 """The image workflows: one function each, its docstring being the title."""
 
+from typing import NamedTuple
+
 from .parts import CLIP_L, HUB, QWEN, T5, model, patch, prompt, report, save_image
-from .sheet import GREEN, Sheet
+from .sheet import GREEN, Output, Sheet
+
+FLUX_SAMPLING = {
+    "seed": 42,
+    "steps": 20,
+    "cfg": 1.0,
+    "sampler_name": "euler",
+    "scheduler": "simple",
+}
 
 
-def flux_dev(sheet: Sheet) -> None:
-    """FLUX.1 dev, text to image"""
+class Flux(NamedTuple):
+    """What every graph of FLUX.1 dev starts from."""
+
+    model: Output
+    vae: Output
+    latent: Output
+    positive: Output
+    negative: Output
+
+
+def flux(sheet: Sheet) -> Flux:
+    """The columns of a FLUX.1 dev graph before the sampler: files, size, prompt."""
     sheet.column(330)
     with sheet.group("Models"):
         unet = sheet.add(
@@ -37,9 +57,21 @@ def flux_dev(sheet: Sheet) -> None:
         )
         positive = sheet.add("FluxGuidance", conditioning=text["CONDITIONING"], guidance=3.5)
         negative = sheet.add("ConditioningZeroOut", conditioning=text["CONDITIONING"])
+    return Flux(
+        unet["MODEL"],
+        vae["VAE"],
+        latent["LATENT"],
+        positive["CONDITIONING"],
+        negative["CONDITIONING"],
+    )
+
+
+def flux_dev(sheet: Sheet) -> None:
+    """FLUX.1 dev, text to image"""
+    start = flux(sheet)
     patched = patch(
         sheet,
-        unet["MODEL"],
+        start.model,
         "quality",
         "**quality** keeps the first and the last block in FP16 and runs the rest in INT8; try "
         "**balanced** when the picture holds. Flux has `double.0-18` and `single.0-37`: name any "
@@ -50,17 +82,13 @@ def flux_dev(sheet: Sheet) -> None:
         sampled = sheet.add(
             "KSampler",
             model=patched["MODEL"],
-            positive=positive["CONDITIONING"],
-            negative=negative["CONDITIONING"],
-            latent_image=latent["LATENT"],
-            seed=42,
-            steps=20,
-            cfg=1.0,
-            sampler_name="euler",
-            scheduler="simple",
+            positive=start.positive,
+            negative=start.negative,
+            latent_image=start.latent,
+            **FLUX_SAMPLING,
         )
     seen = report(sheet, sampled["LATENT"], patched)
-    save_image(sheet, seen["samples"], vae["VAE"], "flux_sageattention3")
+    save_image(sheet, seen["samples"], start.vae, "flux_sageattention3")
 
 
 def sd3_5_large(sheet: Sheet) -> None:

@@ -3,6 +3,8 @@
 Models, files and sampler settings follow ComfyUI's own templates for the same models.
 """
 
+from typing import Any
+
 from .sheet import ORANGE, PURPLE, Model, Node, Output, Sheet
 
 HUB = "https://huggingface.co"
@@ -25,11 +27,11 @@ CLIP_L = model("text_encoders", "clip_l.safetensors", FLUX_TEXT)
 T5 = model("text_encoders", "t5xxl_fp16.safetensors", FLUX_TEXT)
 
 
-def patch(sheet: Sheet, source: Output, preset: str, advice: str) -> Node:
-    """The column that this pack adds before the sampler."""
+def patch(sheet: Sheet, source: Output, preset: str, advice: str, **profile: Any) -> Node:
+    """The column that this pack adds before the sampler. profile: further inputs of the Patch."""
     sheet.column(330)
     with sheet.group("SageAttention3", ORANGE):
-        patched = sheet.add("SageAttention3Patch", model=source, preset=preset)
+        patched = sheet.add("SageAttention3Patch", model=source, preset=preset, **profile)
     sheet.note(f"{advice}\n\n{COMPARE}", 140)
     return patched
 
