@@ -10,6 +10,7 @@ PAGES = sorted(
     path for pattern in ("*.md", "docs/*.md", "web/docs/**/*.md") for path in ROOT.glob(pattern)
 )
 INDEX = ROOT / "docs" / "README.md"
+HELP = ROOT / "web" / "docs"
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FENCED = re.compile(r"^```.*?^```", re.M | re.S)
 
@@ -28,10 +29,12 @@ def text_of(page: Path) -> str:
 def links_of(page: Path) -> list[tuple[Path, str]]:
     """(file, anchor) of each link to a file of the project."""
     found = []
+    # The frontend looks for what a help page names from the folder of all of them.
+    base = HELP if HELP in page.parents else page.parent
     for target in LINK.findall(text_of(page)):
         if not re.match(r"[a-z]+:", target):
             path, _, anchor = target.partition("#")
-            found.append(((page.parent / path).resolve() if path else page, anchor))
+            found.append(((base / path).resolve() if path else page, anchor))
     return found
 
 
