@@ -1,11 +1,18 @@
 """The backends of this build, in the order in which dispatch tries them: native before emulated."""
 
 from .backend import Backend
-from .launch.fp4_backends import EMULATED_FP4, SM120_FP4
+from .launch.fp4_backends import EMULATED_FP4, EMULATED_INT8_FP4, SM120_FP4, SM120_INT8_FP4
 from .launch.sm80_int8 import SM80_INT8
 from .reference.backend import REFERENCE
 
-BACKENDS: tuple[Backend, ...] = (SM120_FP4, SM80_INT8, EMULATED_FP4, REFERENCE)
+BACKENDS: tuple[Backend, ...] = (
+    SM120_FP4,
+    SM120_INT8_FP4,
+    SM80_INT8,
+    EMULATED_FP4,
+    EMULATED_INT8_FP4,
+    REFERENCE,
+)
 
 
 def named(name: str) -> Backend:

@@ -2,8 +2,8 @@
 
 Softmax ignores a constant added to a row of scores, so K may lose its token mean; rows of P sum to
 one, so V may too, if the mean is added back to O; Q may lose a mean per block if that mean's scores
-are added back (SageAttention3 paper, section 3.1); and Q K^T is unchanged when one orthonormal
-matrix rotates both.
+are added back (SageAttention3 paper, section 3.1); and Q K^T is unchanged when a channel of Q is
+multiplied by what it is divided by in K, or when one orthonormal matrix rotates both.
 """
 
 import functools
@@ -11,6 +11,9 @@ import functools
 import torch
 
 from .formats import pad_to_multiple
+
+SMALLEST_WIDEST = 1e-35
+SMALLEST_WIDTH = 1 / 4096  # of a channel, beside the widest of its head; taken for those below
 
 
 def token_mean(x: torch.Tensor, live: torch.Tensor | None) -> torch.Tensor:
@@ -34,6 +37,30 @@ def block_mean(x: torch.Tensor, block: int) -> torch.Tensor:
 def per_token(x: torch.Tensor, block: int, tokens: int) -> torch.Tensor:
     """Each row of ``x`` [..., ceil(tokens / block), D] repeated for the tokens of its block."""
     return x.repeat_interleave(block, -2)[..., :tokens, :]
+
+
+def balance_factors(q: torch.Tensor, k: torch.Tensor, live: torch.Tensor | None) -> torch.Tensor:
+    """What to multiply Q's channels by, and divide K's, so that they are as wide in both.
+
+    q [..., Hq, N, D] (FP32), whose heads all read the one head of k [..., 1, Nk, D]. Gives
+    [..., 1, 1, D]. live: bool [..., 1, Nk, 1], the keys that count; None: all. A channel's width is
+    the distance of its largest from its smallest value over tokens, in Q the largest over heads.
+    """
+    shares = []
+    for width in (_width(k, live), _width(q, None).amax(-3, keepdim=True)):
+        widest = width.amax(-1, keepdim=True).clamp_min(SMALLEST_WIDEST)
+        shares.append((width / widest).clamp_min(SMALLEST_WIDTH))
+    k_share, q_share = shares
+    return (k_share / q_share).sqrt()
+
+
+def _width(x: torch.Tensor, live: torch.Tensor | None) -> torch.Tensor:
+    """Half of it: the whole of finite values may be infinite."""
+    if live is None:
+        return 0.5 * x.amax(-2, keepdim=True) - 0.5 * x.amin(-2, keepdim=True)
+    high = x.masked_fill(~live, -torch.inf).amax(-2, keepdim=True)
+    low = x.masked_fill(~live, torch.inf).amin(-2, keepdim=True)
+    return (0.5 * high - 0.5 * low).clamp_min(0.0)  # minus infinity where no key counts
 
 
 @functools.lru_cache(maxsize=32)

@@ -45,6 +45,7 @@ struct alignas(16) float4 {
 };
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 template <typename To, typename From>
@@ -62,7 +63,7 @@ T __ldg(const T* source) {
 }
 
 // ------------------------------------------------------------------------------------------ threads
-inline Index threadIdx, blockIdx;
+inline Index threadIdx, blockIdx, gridDim;
 inline char* shared_memory;  // dynamic
 inline unsigned shared_bytes;
 
@@ -79,6 +80,7 @@ inline std::vector<Fiber> fibers;
 inline std::vector<char> stacks;
 inline ucontext_t scheduler;
 inline long rounds_without_progress;
+inline unsigned blocks_begun;
 
 inline void wait_a_round() { swapcontext(&fibers[threadIdx.x].context, &scheduler); }
 
@@ -117,6 +119,15 @@ inline Desk& my_desk() { return desks[threadIdx.x / 32][lane_id()]; }
 inline void __syncthreads() {
   meet(meeting_of_block, fibers.size(), [] {});
 }
+inline int block_votes, block_verdict;
+inline int __syncthreads_count(bool x) {
+  block_votes += x;
+  meet(meeting_of_block, fibers.size(), [] { block_verdict = block_votes, block_votes = 0; });
+  const int verdict = block_verdict;
+  __syncthreads();  // nobody votes again before all have read
+  return verdict;
+}
+inline bool __syncthreads_or(bool x) { return __syncthreads_count(x); }
 inline void __syncwarp() {
   meet_warp([](Desk(&)[32]) {});
 }
@@ -155,6 +166,7 @@ inline void run_fiber() {
 
 inline void run_block(unsigned threads) {
   constexpr size_t STACK = 1 << 18;
+  ++blocks_begun;
   fibers.assign(threads, {});
   stacks.resize(threads * STACK);
   for (unsigned i = 0; i < threads; ++i) {
@@ -180,6 +192,7 @@ inline void run_block(unsigned threads) {
 inline void run_grid(void (*entry)(), unsigned blocks, unsigned threads, unsigned shared) {
   kernel = entry;
   shared_bytes = shared;
+  gridDim.x = blocks;
   shared_memory = static_cast<char*>(aligned_alloc(1024, (shared / 1024 + 1) * 1024));
   for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
     memset(shared_memory, 0xff, shared);  // NaN, wherever it is read before it is written
