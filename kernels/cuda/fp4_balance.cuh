@@ -1,51 +1,101 @@
 // Q and K of the query heads of one key head on their way to NVFP4: channels balanced, then rotated.
 // Both leave Q K^T as it is.
 //
-// Balancing multiplies each channel of Q by a factor and divides it in K by the same, so that its
-// half width is alike in both: a channel in which K is large and Q small would cost the other fifteen
+// Balancing multiplies each channel of Q by a factor and divides it in K by the same, so that its mean
+// deviation is alike in both: a channel in which K is large and Q small would cost the other fifteen
 // of its block in K their precision, and itself its own in Q. Rotation (a Hadamard matrix, as in
 // rows.cuh) then spreads what is large in both over all blocks. Either alone does little or harm; by
-// how much, docs/fp4.md.
+// how much, docs/fp4.md. Deviations are found in a sample of tokens, and are means: one key that
+// outshines all others must not decide.
 #pragma once
 
 #include "fp4_quantise.cuh"
 
-// Of a channel's half width beside the widest of its head: below, it is taken as this.
-constexpr float SMALLEST_WIDTH = 1.0f / 4096;
+// Of a channel's deviation beside the largest of its head: below, it is taken as this.
+constexpr float SMALLEST_SHARE = 1.0f / 4096;
 constexpr float SMALLEST_NORM = 1e-33f;  // NVFP4_MAX and a factor over it must stay finite
+constexpr int SAMPLES = 128;             // tokens of a head
 
-// What the blocks of threads that quantise Q and K know of all tokens.
-struct Statistics {
-  const float* q;   // [B, Hq, q_chunks, PARTIAL_FLOATS]
-  const float* kv;  // [B, Hk, 2 (K, V), kv_chunks, PARTIAL_FLOATS]
-  int q_chunks, kv_chunks;
-};
-
-template <int HEAD_DIM>
-__device__ __forceinline__ float width_over_widest(float width, float (&per_warp)[THREADS / 32]) {
-  const float widest = max_nan(max_over_block<THREADS>(width, per_warp), SMALLEST_NVFP4_AMAX);
-  return max_nan(width / widest, SMALLEST_WIDTH);
-}
-
-// The factor of Q's channel threadIdx.x, and `k`: K in it; by all threads. `group`: query heads.
-template <int HEAD_DIM>
-__device__ __forceinline__ float find_balance(const Statistics& s, s64 kv_head, int group,
-                                              int kv_len, int head_dim, ChannelRange& k) {
-  __shared__ float per_warp[2][THREADS / 32];
-  float q_width = 0.0f;
-  if (threadIdx.x < head_dim) {
-    k.read<HEAD_DIM>(s.kv + kv_head * 2 * s.kv_chunks * PARTIAL_FLOATS<HEAD_DIM>, s.kv_chunks,
-                     kv_len, threadIdx.x);
-    for (int i = 0; i < group; ++i) {
-      ChannelRange q;
-      q.widen<HEAD_DIM>(s.q + (kv_head * group + i) * s.q_chunks * PARTIAL_FLOATS<HEAD_DIM>,
-                        s.q_chunks, threadIdx.x);
-      q_width = max_nan(q_width, q.half_width());
+// The mean deviation from the mean of each channel of one head of Q or K, times RANGE; by all
+// threads.
+template <int HEAD_DIM, Dtype DTYPE>
+__device__ __forceinline__ void find_deviations(const Tensor& source, const LiveKeys& live, int batch,
+                                                int head, int tokens, int head_dim,
+                                                float* deviations) {
+  constexpr int OCTETS = HEAD_DIM / 8, ROWS = THREADS / OCTETS;
+  constexpr int EACH = (SAMPLES + ROWS - 1) / ROWS;  // tokens of a thread
+  __shared__ float sums[ROWS][HEAD_DIM], mean[HEAD_DIM];
+  __shared__ int counts[ROWS];
+  const int octet = threadIdx.x % OCTETS, row = threadIdx.x / OCTETS;
+  const bool takes_part = row < ROWS && 8 * octet < head_dim;
+  Octet<DTYPE> octets[EACH];
+  bool taken[EACH];
+  int count = 0;
+#pragma unroll
+  for (int i = 0; i < EACH; ++i) {
+    const int sample = row + i * ROWS;
+    int token = -1;
+    if (row < ROWS && sample < SAMPLES) {
+      token = choose_sample<SAMPLES>(live, batch, head, tokens, sample);
+    }
+    octets[i].clear();
+    taken[i] = token >= 0;
+    count += taken[i];
+    if (taken[i] && takes_part) {
+      octets[i].load(source.token<DTYPE>(batch, head, token) + octet * 8 * ELEMENT_BYTES<DTYPE>);
     }
   }
-  const float k_share = width_over_widest<HEAD_DIM>(k.half_width(), per_warp[0]);
-  const float q_share = width_over_widest<HEAD_DIM>(q_width, per_warp[1]);
-  return sqrtf(k_share / q_share);
+  if (row < ROWS && octet == 0) counts[row] = count;
+  // The first time sums of values, the second time those of their distances from the mean.
+#pragma unroll
+  for (int time = 0; time < 2; ++time) {
+    if (row < ROWS) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const float center = time == 0 ? 0.0f : mean[8 * octet + e];
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+          const float x = fmaf(octets[i][e], RANGE, -center);
+          if (taken[i]) sum += time == 0 ? x : fabsf(x);
+        }
+        sums[row][8 * octet + e] = sum;
+      }
+    }
+    __syncthreads();
+    if (threadIdx.x < HEAD_DIM) {
+      float sum = 0.0f;
+      int total = 0;
+#pragma unroll 4
+      for (int r = 0; r < ROWS; ++r) sum += sums[r][threadIdx.x], total += counts[r];
+      const float average = sum / max(total, 1);
+      if (time == 0) {
+        mean[threadIdx.x] = average;
+      } else {
+        deviations[threadIdx.x] = average;
+      }
+    }
+    __syncthreads();
+  }
+}
+
+__device__ __forceinline__ float share_of_largest(float x, float (&per_warp)[THREADS / 32]) {
+  const float largest = max_nan(max_over_block<THREADS>(x, per_warp), SMALLEST_NVFP4_AMAX);
+  return max_nan(x / largest, SMALLEST_SHARE);
+}
+
+// The factor of Q's channel threadIdx.x, by all threads. Deviations of the key head and of the first
+// of the `group` query heads that read it, which are neighbours.
+template <int HEAD_DIM>
+__device__ __forceinline__ float find_balance(const float* k_deviations, const float* q_deviations,
+                                              int group) {
+  __shared__ float per_warp[2][THREADS / 32];
+  float k = 0.0f, q = 0.0f;
+  if (threadIdx.x < HEAD_DIM) {
+    k = k_deviations[threadIdx.x];
+    for (int i = 0; i < group; ++i) q = max_nan(q, q_deviations[i * HEAD_DIM + threadIdx.x]);
+  }
+  return sqrtf(share_of_largest(k, per_warp[0]) / share_of_largest(q, per_warp[1]));
 }
 
 // The root of the sum of the squares of a number per thread, none negative, in all threads; no less

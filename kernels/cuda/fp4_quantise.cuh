@@ -49,23 +49,8 @@ struct ChannelRange {
     if (counted > 0.0f) mean = sum * (tokens / counted);
   }
 
-  // Also of another head.
-  template <int HEAD_DIM>
-  __device__ __forceinline__ void widen(const float* partials, int chunks, int channel) {
-#pragma unroll 4
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-      const float* partial = partials + chunk * PARTIAL_FLOATS<HEAD_DIM>;
-      low = min_nan(low, partial[HEAD_DIM + channel]);
-      high = max_nan(high, partial[2 * HEAD_DIM + channel]);
-    }
-  }
-
-  // False if no token took part; true for NaN.
-  __device__ __forceinline__ bool any() const { return !(low > high); }
+  // The largest from the mean; NaN stays.
   __device__ __forceinline__ float deviation() const {
-    return any() ? max_nan(high - mean, mean - low) : 0.0f;
-  }
-  __device__ __forceinline__ float half_width() const {
-    return any() ? 0.5f * high - 0.5f * low : 0.0f;
+    return low > high ? 0.0f : max_nan(high - mean, mean - low);
   }
 };

@@ -78,21 +78,6 @@ __device__ void quantise_queries(const Params& p, int index) {
   }
 }
 
-// A live token of the `sample`-th of K_SAMPLES stretches of tokens; -1 if it has none. Where in a
-// stretch varies by the golden ratio: a grid of tokens must not meet the rows of an image.
-template <typename Values>
-__device__ int choose_sample(const Values& p, int batch, int head, int sample) {
-  const u64 length = p.kv_len;
-  const int first = sample * length / K_SAMPLES, end = (sample + 1) * length / K_SAMPLES;
-  const u64 position = (static_cast<u64>(sample) << 16) + (sample * 40503u & 0xffff);
-  int token = (position * length / K_SAMPLES) >> 16;
-  for (int tried = first; tried < end; ++tried) {
-    if (p.live(batch, head, token)) return token;
-    token = token + 1 < end ? token + 1 : first;
-  }
-  return -1;
-}
-
 // Mean of a sample of K's live tokens, rotated. Any vector may be taken from all keys, as it leaves
 // the softmax as it is; one near the mean makes the codes finest. Ends with a barrier.
 template <int HEAD_DIM, Dtype DTYPE, typename Params>
@@ -104,7 +89,8 @@ __device__ void find_mean(const Params& p, int batch, int head,
   bool exists[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    tokens[r] = choose_sample(p.values, batch, head, warp * WARP_TOKENS + 8 * r + lane / 4);
+    const int sample = warp * WARP_TOKENS + 8 * r + lane / 4;
+    tokens[r] = choose_sample<K_SAMPLES>(p.values.live, batch, head, p.values.kv_len, sample);
     exists[r] = tokens[r] >= 0;
   }
   Octet<DTYPE> octets[2][HEAD_DIM / 32];

@@ -5,7 +5,8 @@
 struct Params {
   Tensor q, k;
   Values values;         // its partials: of K and V, [B, Hk, 2, chunks]
-  const float* q_partials;
+  const float* k_deviations;  // [B, Hk, HEAD_DIM]
+  const float* q_deviations;  // [B, Hq, HEAD_DIM]
   u8* q_codes;           // [B, Hq, Nq][K_DIM / 2], see fp4_layout.cuh
   u8* q_scales;          // [B, Hq, Nq][K_DIM / 16]
   float2* q_factors;     // [B, Hq, q_blocks]: scales times the size of score_factor, and limits
@@ -13,7 +14,7 @@ struct Params {
   float* q_mean_units;   // [B, Hq, q_blocks], in units of Q's codes and scales
   float* k_means;        // [B, Hk, HEAD_DIM]
   float* k_sizes;        // [B, Hk]: largest deviation from k_means
-  int q_heads, q_len, q_chunks;
+  int q_heads, q_len;
   int q_blocks, q_block_tokens;
   int kv_launch;  // blocks of threads that take K and V; those after them take Q
   int smooth_q;
@@ -29,10 +30,10 @@ constexpr float LARGEST_EXPONENT = 4194304.0f;  // 2^22
 constexpr float SMALLEST_DEVIATION = 1.0f / 4096;
 
 template <int HEAD_DIM>
-__device__ __forceinline__ float find_balance(const Params& p, s64 kv_head, ChannelRange& k) {
-  const Values& v = p.values;
-  return find_balance<HEAD_DIM>({p.q_partials, v.partials, p.q_chunks, v.chunks}, kv_head,
-                                p.q_heads / v.kv_heads, v.kv_len, v.head_dim, k);
+__device__ __forceinline__ float find_balance(const Params& p, s64 kv_head) {
+  const int group = p.q_heads / p.values.kv_heads;
+  return find_balance<HEAD_DIM>(p.k_deviations + kv_head * HEAD_DIM,
+                                p.q_deviations + kv_head * group * HEAD_DIM, group);
 }
 
 template <int HEAD_DIM, Dtype DTYPE>
@@ -42,8 +43,12 @@ __device__ __forceinline__ void pack_keys(const Params& p, int block, s64 kv_hea
   using Parts = Rotated<HEAD_DIM>;
   __shared__ float per_warp[THREADS / 32];
   const Values& v = p.values;
+  const float balance = find_balance<HEAD_DIM>(p, kv_head);
   ChannelRange k;
-  const float balance = find_balance<HEAD_DIM>(p, kv_head, k);
+  if (threadIdx.x < v.head_dim) {
+    const float* partials = v.partials + kv_head * 2 * v.chunks * PARTIAL_FLOATS<HEAD_DIM>;
+    k.read<HEAD_DIM>(partials, v.chunks, v.kv_len, threadIdx.x);
+  }
   const float norm = norm_over_block(k.deviation() / balance, SMALLEST_NORM);
   if (block == 0) {
     const float size = max_over_block<THREADS>(k.deviation(), per_warp);
@@ -90,9 +95,7 @@ __device__ __forceinline__ void pack_queries(const Params& p, int index,
   const LiveKeys all{};
   reduction.template reduce<DTYPE>(p.q, all, batch, head, first, end, v.head_dim,
                                    1.0f / max(end - first, 1));
-  ChannelRange k;
-  // Query heads of a key head are neighbours, in all batches.
-  const float balance = find_balance<HEAD_DIM>(p, batch_head / group, k);
+  const float balance = find_balance<HEAD_DIM>(p, batch_head / group);
   float mean = 0.0f, deviation = 0.0f;
   if (threadIdx.x < v.head_dim && first < end) {
     const auto channel = reduction.channel(threadIdx.x);

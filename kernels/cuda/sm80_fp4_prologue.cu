@@ -1,32 +1,33 @@
-// First launch of FP4 attention: what quantising needs to know of all tokens of Q, K and V.
-#include "fp4_quantise.cuh"
+// First launch of FP4 attention: what quantising needs to know of all tokens.
+#include "fp4_balance.cuh"
 
 struct Params {
   Tensor q, k, v;
   LiveKeys live;
-  float* q_partials;   // [B, Hq, q_chunks, PARTIAL_FLOATS]
-  float* kv_partials;  // [B, Hk, 2 (K, V), kv_chunks, PARTIAL_FLOATS]
+  float* partials;    // [B, Hk, 2 (K, V), chunks, PARTIAL_FLOATS]
+  float* deviations;  // of K's heads, then of Q's: [B, Hk, HEAD_DIM], [B, Hq, HEAD_DIM]
   int q_heads, kv_heads, q_len, kv_len, head_dim;
-  int q_chunks, q_chunk_tokens, kv_chunks, kv_chunk_tokens;
-  int kv_reductions;  // B * Hk * 2 * kv_chunks; the blocks after these take Q
+  int chunks, chunk_tokens;
+  int reductions;  // B * Hk * 2 * chunks; the blocks after these find deviations
+  int k_samples;   // B * Hk of them in K; the others in Q
 };
 
 template <int HEAD_DIM, Dtype DTYPE>
 __global__ void __launch_bounds__(THREADS, 2)
 sm80_fp4_prologue(const __grid_constant__ Params p) {
   int index = blockIdx.x;
-  const bool queries = index >= p.kv_reductions;
-  if (queries) index -= p.kv_reductions;
-  const int chunks = queries ? p.q_chunks : p.kv_chunks;
-  const int heads = queries ? p.q_heads : p.kv_heads;
-  const int chunk = index % chunks;
-  int head = index / chunks;
-  const bool values = !queries && head % 2;
-  if (!queries) head /= 2;
-  float* partials = queries ? p.q_partials : p.kv_partials;
-  reduce_chunk<HEAD_DIM, DTYPE>(queries ? p.q : values ? p.v : p.k, queries ? LiveKeys{} : p.live,
-                                head / heads, head % heads, chunk,
-                                queries ? p.q_chunk_tokens : p.kv_chunk_tokens,
-                                queries ? p.q_len : p.kv_len, p.head_dim,
-                                partials + static_cast<s64>(index) * PARTIAL_FLOATS<HEAD_DIM>);
+  if (index < p.reductions) {
+    const int chunk = index % p.chunks, which = index / p.chunks % 2;
+    const int kv_head = index / p.chunks / 2;
+    reduce_chunk<HEAD_DIM, DTYPE>(which ? p.v : p.k, p.live, kv_head / p.kv_heads,
+                                  kv_head % p.kv_heads, chunk, p.chunk_tokens, p.kv_len, p.head_dim,
+                                  p.partials + static_cast<s64>(index) * PARTIAL_FLOATS<HEAD_DIM>);
+    return;
+  }
+  index -= p.reductions;
+  float* deviations = p.deviations + static_cast<s64>(index) * HEAD_DIM;
+  const bool keys = index < p.k_samples;
+  const int head = keys ? index : index - p.k_samples, heads = keys ? p.kv_heads : p.q_heads;
+  find_deviations<HEAD_DIM, DTYPE>(keys ? p.k : p.q, keys ? p.live : LiveKeys{}, head / heads,
+                                   head % heads, keys ? p.kv_len : p.q_len, p.head_dim, deviations);
 }

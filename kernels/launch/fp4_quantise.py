@@ -10,7 +10,7 @@ import torch
 
 from ..jit.loader import launch
 from ..jit.variants import Variant
-from .geometry import HEAD_DIMS, MOST_CHUNKS, chunk, padded_head_dim, parts, place
+from .geometry import HEAD_DIMS, chunk, padded_head_dim, parts, place
 from .operands import DTYPES, LIVE_KEYS, LOG2_E, TENSOR, live_view, view
 
 BLOCK_KEYS = 64
@@ -37,12 +37,12 @@ def quantiser(kernel: str, head_dim: int, dtype: torch.dtype, params: str, **pro
 
 
 def _prologue(head_dim: int, dtype: torch.dtype) -> Variant:
-    params = f"{TENSOR * 3}{LIVE_KEYS}2Q10i"
+    params = f"{TENSOR * 3}{LIVE_KEYS}2Q9i"
     return quantiser("sm80_fp4_prologue", head_dim, dtype, params, threads=THREADS, min_blocks=2)
 
 
 def _pack(head_dim: int, dtype: torch.dtype) -> Variant:
-    params = f"{TENSOR * 2}{VALUES}0Q8Q7if"
+    params = f"{TENSOR * 2}{VALUES}0Q9Q6if"
     blocks = 2 if dtype == torch.float32 else 3
     return quantiser("sm80_fp4_pack", head_dim, dtype, params, threads=THREADS, min_blocks=blocks)
 
@@ -69,8 +69,6 @@ class Layout(NamedTuple):
     kv_block_bytes: int
     chunks: int  # of keys, per (batch, key head) and per K and V, that statistics are made of
     chunk_tokens: int
-    q_chunks: int  # of queries, per (batch, query head)
-    q_chunk_tokens: int
     q_codes: int
     q_scales: int
     q_factors: int
@@ -81,8 +79,9 @@ class Layout(NamedTuple):
     k_means: int
     k_sizes: int
     v_means: int
-    q_partials: int
-    kv_partials: int
+    k_deviations: int
+    q_deviations: int
+    partials: int
     bytes: int
 
 
@@ -123,27 +122,26 @@ def quantise(
     buffer = torch.empty(layout.bytes, dtype=torch.uint8, device=q.device)
     start = buffer.data_ptr()
     key = layout.head_dim, q.dtype
-    kv_reductions = batch * kv_heads * 2 * layout.chunks
+    reductions = batch * kv_heads * 2 * layout.chunks
     launch(
         _PROLOGUE[key],
         device,
-        kv_reductions + batch * q_heads * layout.q_chunks,
+        reductions + batch * (kv_heads + q_heads),
         *view(q),
         *view(k),
         *view(v),
         *live_view(live_keys),
-        start + layout.q_partials,
-        start + layout.kv_partials,
+        start + layout.partials,
+        start + layout.k_deviations,
         q_heads,
         kv_heads,
         q_len,
         kv_len,
         channels,
-        layout.q_chunks,
-        layout.q_chunk_tokens,
         layout.chunks,
         layout.chunk_tokens,
-        kv_reductions,
+        reductions,
+        batch * kv_heads,
     )
     kv_launch = layout.kv_blocks * 2 * kv_heads * batch
     launch(
@@ -154,7 +152,7 @@ def quantise(
         *view(k),
         *view(v),
         *live_view(live_keys),
-        start + layout.kv_partials,
+        start + layout.partials,
         start + layout.kv,
         start + layout.kv_scales,
         start + layout.v_means,
@@ -164,7 +162,8 @@ def quantise(
         layout.kv_blocks,
         layout.chunks,
         layout.chunk_tokens,
-        start + layout.q_partials,
+        start + layout.k_deviations,
+        start + layout.q_deviations,
         start + layout.q_codes,
         start + layout.q_scales,
         start + layout.q_factors,
@@ -174,7 +173,6 @@ def quantise(
         start + layout.k_sizes,
         q_heads,
         q_len,
-        layout.q_chunks,
         layout.q_blocks,
         q_block_tokens,
         kv_launch,
@@ -244,15 +242,8 @@ def lay_out(
     k_dim = padded_k_dim(head_dim)
     q_blocks = Q_BLOCKS * parts(q_len, Q_BLOCKS * q_block_tokens)
     kv_blocks = TILE_BLOCKS * parts(kv_len, TILE_BLOCKS * BLOCK_KEYS)
-    # The three reductions share a launch. Every block of the next one reads all chunks of its K,
-    # and those of every query head that shares it.
-    reductions = batch * (q_heads + 2 * kv_heads)
-    chunks, chunk_tokens = chunk(reductions, kv_len, device)
-    q_chunks, q_chunk_tokens = chunk(
-        reductions, q_len, device, most=max(1, MOST_CHUNKS * kv_heads // q_heads)
-    )
+    chunks, chunk_tokens = chunk(batch * kv_heads * 2, kv_len, device)
     rows, key_heads = batch * q_heads * q_len, batch * kv_heads
-    partial = 4 * partial_floats(head_dim)
     sizes = {
         "q_codes": rows * k_dim // 2,
         "q_scales": rows * k_dim // 16,
@@ -264,9 +255,11 @@ def lay_out(
         "k_means": key_heads * head_dim * 4,
         "k_sizes": key_heads * 4,
         "v_means": key_heads * head_dim * 4,
-        "q_partials": batch * q_heads * q_chunks * partial,
-        "kv_partials": key_heads * 2 * chunks * partial,
+        # One piece: heads of K, then of Q.
+        "k_deviations": (key_heads + batch * q_heads) * head_dim * 4,
+        "partials": key_heads * 2 * chunks * partial_floats(head_dim) * 4,
     }
+    places = place(sizes)
     return Layout(
         head_dim=head_dim,
         k_dim=k_dim,
@@ -276,9 +269,8 @@ def lay_out(
         kv_block_bytes=kv_block_bytes(head_dim),
         chunks=chunks,
         chunk_tokens=chunk_tokens,
-        q_chunks=q_chunks,
-        q_chunk_tokens=q_chunk_tokens,
-        **place(sizes),
+        **places,
+        q_deviations=places["k_deviations"] + key_heads * head_dim * 4,
     )
 
 

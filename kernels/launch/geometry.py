@@ -18,10 +18,10 @@ def parts(whole: int, part: int) -> int:
     return -(-whole // part)
 
 
-def chunk(reductions: int, tokens: int, device: int, most: int = MOST_CHUNKS) -> tuple[int, int]:
+def chunk(reductions: int, tokens: int, device: int) -> tuple[int, int]:
     """Into how many chunks of how many tokens each of ``reductions`` tensors is cut."""
     wanted = parts(4 * _multiprocessors(device), reductions)
-    chunks = max(1, min(wanted, most, tokens // SMALLEST_CHUNK))
+    chunks = max(1, min(wanted, MOST_CHUNKS, tokens // SMALLEST_CHUNK))
     size = parts(tokens, chunks)
     return parts(tokens, size), size
 

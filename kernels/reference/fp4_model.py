@@ -23,7 +23,8 @@ from .formats import (
     round_e4m3,
 )
 from .fp4_layout import BLOCK_KEYS, KvCodes, k_dim
-from .smoothing import balance_factors, hadamard
+from .sampling import sampled_deviation
+from .smoothing import balance_of, hadamard
 
 RANGE = 1 / 256  # kernels/cuda/rows.cuh
 NVFP4_MAX = E4M3_MAX * E2M1_MAX
@@ -212,9 +213,11 @@ def smooth(x: torch.Tensor, live: torch.Tensor | None):
 
 def _balance(q, k, live: torch.Tensor | None) -> torch.Tensor:
     """Factors of Q's channels [B, Hk, 1, D], from q [B, Hq, Nq, D] and k [B, Hk, Nk, D]."""
-    if live is not None:
-        live = live[:, :, None, :, None]
-    return balance_factors(q.unflatten(1, (k.shape[1], -1)), k[:, :, None], live).squeeze(2)
+    all_live = torch.ones(1, 1, 1, dtype=torch.bool, device=q.device)
+    live = (all_live if live is None else live).expand(k.shape[:3])
+    q_deviation = sampled_deviation(q, all_live.expand(q.shape[:3])).unflatten(1, (k.shape[1], -1))
+    k_deviation = sampled_deviation(k, live)[:, :, None]
+    return balance_of(q_deviation, k_deviation).squeeze(2)
 
 
 def _norm(x: torch.Tensor) -> torch.Tensor:

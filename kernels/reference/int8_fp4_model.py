@@ -18,11 +18,11 @@ from .fp4_model import (
     quantise_blocks,
     smooth,
 )
+from .sampling import sampled_mean
 from .smoothing import hadamard
 
 SMALLEST_AMAX = 1e-36  # rows.cuh
 LARGEST_FACTOR = 1 / 64  # LARGEST_INT8_FACTOR of int8_scores.cuh
-K_SAMPLES = 128  # tokens of K whose mean is taken off
 
 
 class Int8Operands(NamedTuple):
@@ -78,7 +78,7 @@ def quantise(
     q_codes = _round(q * math.copysign(1.0, scale), q_amax)
     q_scales = q_amax.squeeze(-1) * to_scale * abs(_float32(scale * LOG2_E))
 
-    k = (k - _sampled_mean(k, live)).masked_fill(~live[..., None], 0.0)
+    k = (k - sampled_mean(k, live)).masked_fill(~live[..., None], 0.0)
     k = F.pad(k, (0, 0, 0, missing)).unflatten(2, (-1, BLOCK_KEYS))
     which = int8_scale_of_keys().to(k.device)
     amax = k.abs().amax(-1)
@@ -102,29 +102,6 @@ def quantise(
         v_means=v_mean.squeeze(2) / RANGE,
         kv_len=kv_len,
     )
-
-
-def _sampled_mean(k: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
-    """Of the live ones among K_SAMPLES tokens, as choose_sample of int8_queries_keys.cuh picks."""
-    mean = torch.zeros_like(k[:, :, :1])
-    for b, h in ((b, h) for b in range(k.shape[0]) for h in range(k.shape[1])):
-        chosen = [_choose_sample(live[b, h].tolist(), i) for i in range(K_SAMPLES)]
-        chosen = [token for token in chosen if token is not None]
-        if chosen:
-            mean[b, h, 0] = k[b, h, chosen].double().mean(0).float()
-    return mean
-
-
-def _choose_sample(live: list[bool], sample: int) -> int | None:
-    length = len(live)
-    first, end = sample * length // K_SAMPLES, (sample + 1) * length // K_SAMPLES
-    position = (sample << 16) + (sample * 40503 & 0xFFFF)
-    token = position * length // K_SAMPLES >> 16
-    for _ in range(first, end):
-        if live[token]:
-            return token
-        token = token + 1 if token + 1 < end else first
-    return None
 
 
 def _round(x: torch.Tensor, amax: torch.Tensor) -> torch.Tensor:

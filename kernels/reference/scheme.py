@@ -21,8 +21,8 @@ class Scheme:
         INT8, int8 is P in 0..127 and V in INT8, both with a scale of P per row and tile; e4m3 is
         P and V in FP8.
     smooth_k, smooth_v: subtract the token mean. smooth_q: subtract the mean of each query block.
-    balance: scale channels so that they are as wide in Q as in K. rotate: then a Hadamard rotation
-        of Q and K. Both after the smoothing of K and before that of Q.
+    balance: scale channels so that they deviate alike in Q and in K. rotate: then a Hadamard
+        rotation of Q and K. Both after the smoothing of K and before that of Q.
     scale_search: choose the NVFP4 scales of Q, K and V by least squared error.
     p_scaling: two_level scales P to 448 * 6 before NVFP4; direct quantises P in [0, 1].
     quantised_row_sum: the denominator sums P as quantised rather than as computed.

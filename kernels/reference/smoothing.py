@@ -12,8 +12,8 @@ import torch
 
 from .formats import pad_to_multiple
 
-SMALLEST_WIDEST = 1e-35
-SMALLEST_WIDTH = 1 / 4096  # of a channel, beside the widest of its head; taken for those below
+SMALLEST_LARGEST = 1e-35
+SMALLEST_SHARE = 1 / 4096  # of a channel's deviation in its head's largest; taken for those below
 
 
 def token_mean(x: torch.Tensor, live: torch.Tensor | None) -> torch.Tensor:
@@ -29,9 +29,10 @@ def token_mean(x: torch.Tensor, live: torch.Tensor | None) -> torch.Tensor:
 def block_mean(x: torch.Tensor, block: int) -> torch.Tensor:
     """Means over blocks of ``block`` tokens of ``x`` [..., N, D] as [..., ceil(N / block), D]."""
     tokens = x.shape[-2]
-    sums = pad_to_multiple(x.mT, block).unflatten(-1, (-1, block)).sum(-1).mT
+    # Dividing first, as in token_mean.
+    shares = pad_to_multiple((x / block).mT, block).unflatten(-1, (-1, block)).sum(-1).mT
     starts = torch.arange(0, tokens, block, device=x.device)
-    return sums / (tokens - starts).clamp_max(block)[:, None]
+    return shares * (block / (tokens - starts).clamp_max(block))[:, None]
 
 
 def per_token(x: torch.Tensor, block: int, tokens: int) -> torch.Tensor:
@@ -40,27 +41,32 @@ def per_token(x: torch.Tensor, block: int, tokens: int) -> torch.Tensor:
 
 
 def balance_factors(q: torch.Tensor, k: torch.Tensor, live: torch.Tensor | None) -> torch.Tensor:
-    """What to multiply Q's channels by, and divide K's, so that they are as wide in both.
+    """What to multiply Q's channels by, and divide K's, so that both deviate alike.
 
     q [..., Hq, N, D] (FP32), whose heads all read the one head of k [..., 1, Nk, D]. Gives
-    [..., 1, 1, D]. live: bool [..., 1, Nk, 1], the keys that count; None: all. A channel's width is
-    the distance of its largest from its smallest value over tokens, in Q the largest over heads.
+    [..., 1, 1, D]. live: bool [..., 1, Nk, 1], the keys that count; None: all. A channel's deviation
+    is the mean one from its mean over tokens, in Q the largest over heads. Not the largest over
+    tokens: one key that outshines all others would decide.
     """
+    return balance_of(mean_deviation(q, None), mean_deviation(k, live))
+
+
+def balance_of(q_deviation: torch.Tensor, k_deviation: torch.Tensor) -> torch.Tensor:
+    """The same from deviations [..., Hq, 1, D] and [..., 1, 1, D]."""
     shares = []
-    for width in (_width(k, live), _width(q, None).amax(-3, keepdim=True)):
-        widest = width.amax(-1, keepdim=True).clamp_min(SMALLEST_WIDEST)
-        shares.append((width / widest).clamp_min(SMALLEST_WIDTH))
+    for deviation in (k_deviation, q_deviation.amax(-3, keepdim=True)):
+        largest = deviation.amax(-1, keepdim=True).clamp_min(SMALLEST_LARGEST)
+        shares.append((deviation / largest).clamp_min(SMALLEST_SHARE))
     k_share, q_share = shares
     return (k_share / q_share).sqrt()
 
 
-def _width(x: torch.Tensor, live: torch.Tensor | None) -> torch.Tensor:
-    """Half of it: the whole of finite values may be infinite."""
-    if live is None:
-        return 0.5 * x.amax(-2, keepdim=True) - 0.5 * x.amin(-2, keepdim=True)
-    high = x.masked_fill(~live, -torch.inf).amax(-2, keepdim=True)
-    low = x.masked_fill(~live, torch.inf).amin(-2, keepdim=True)
-    return (0.5 * high - 0.5 * low).clamp_min(0.0)  # minus infinity where no key counts
+def mean_deviation(x: torch.Tensor, live: torch.Tensor | None) -> torch.Tensor:
+    """Of each channel of ``x`` [..., N, D] from its mean over tokens: [..., 1, D]."""
+    count = x.shape[-2] if live is None else live.sum(-2, keepdim=True).clamp_min(1)
+    off = (x - token_mean(x, live)).abs()
+    off = off if live is None else off.masked_fill(~live, 0.0)
+    return (off / count).sum(-2, keepdim=True)
 
 
 @functools.lru_cache(maxsize=32)
