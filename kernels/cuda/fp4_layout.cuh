@@ -12,6 +12,10 @@
 //   scales of V  [HEAD_DIM rows][4]
 // Panels: see panels.cuh.
 //
+// Where Q and K are in INT8 (precision int8_fp4), Q is [B, Hq, Nq][HEAD_DIM] with an FP32 scale per
+// query, a block's codes of K are [HEAD_DIM / 32 panels][64 rows][32 bytes], and its scales of K four
+// FP32 numbers in 128 bytes: number t is that of the sixteen keys whose scores lane t of a quad gets.
+//
 // Row 32n + 8j + 2t + e of a block of K holds key 32n + 8t + 2j + e (n, e < 2; j, t < 4). Lane t of a
 // quad thus gets the scores of eight neighbouring keys of each 32, which is the operand that the
 // product with V wants from it: P never moves between lanes.
@@ -30,19 +34,30 @@ __device__ __forceinline__ int row_of_key(int key) {
   return key / 32 * 32 + 8 * j + 2 * t + e;
 }
 
-template <int HEAD_DIM>
-struct KvBlock {
-  static constexpr int K_DIM = (HEAD_DIM + 63) / 64 * 64;
-  static constexpr int PANEL = BLOCK_KEYS * 32;
-  static constexpr int K_SCALE_ROW = K_DIM / 16;
-
-  // Bytes from the start of a block.
-  static constexpr int V_CODES = K_DIM / 64 * PANEL;
+// Bytes from the start of a block.
+template <int HEAD_DIM, int K_CODE_BYTES, int K_SCALE_BYTES>
+struct KvParts {
+  static constexpr int V_CODES = K_CODE_BYTES;
   static constexpr int K_SCALES = V_CODES + HEAD_DIM * 32;
-  static constexpr int V_SCALES = K_SCALES + BLOCK_KEYS * K_SCALE_ROW;
+  static constexpr int V_SCALES = K_SCALES + K_SCALE_BYTES;
   static constexpr int BYTES = V_SCALES + HEAD_DIM * 4;
   static_assert(BYTES % 128 == 0, "blocks must keep the alignment that ldmatrix and copies want");
 };
+
+constexpr int PANEL = BLOCK_KEYS * 32;  // bytes of 64 channels of K in FP4, of 32 in INT8
+
+template <int HEAD_DIM>
+constexpr int PADDED_DIM = (HEAD_DIM + 63) / 64 * 64;
+
+template <int HEAD_DIM>
+struct KvBlock
+    : KvParts<HEAD_DIM, PADDED_DIM<HEAD_DIM> / 64 * PANEL, BLOCK_KEYS * PADDED_DIM<HEAD_DIM> / 16> {
+  static constexpr int K_DIM = PADDED_DIM<HEAD_DIM>;
+  static constexpr int K_SCALE_ROW = K_DIM / 16;
+};
+
+template <int HEAD_DIM>
+struct Int8KvBlock : KvParts<HEAD_DIM, HEAD_DIM / 32 * PANEL, 128> {};
 
 // Bytes of the smoothed-away scores of one block of keys.
 constexpr int DELTA_BYTES = BLOCK_KEYS / 2 * 16;

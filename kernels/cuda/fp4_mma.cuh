@@ -83,3 +83,16 @@ struct EmulatedFp4 {
     }
   }
 };
+
+// With the scales of B where a layout of one word per column puts them: of column g of tile n of four
+// in lane n of its quad. n is a constant once loops are unrolled.
+template <typename Fp4>
+__device__ __forceinline__ void multiply_fp4(int n, float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1,
+                                             u32 sfa, u32 sfb) {
+  switch (n % 4) {
+    case 0: return Fp4::template multiply<0, 0>(d, a, b0, b1, sfa, sfb);
+    case 1: return Fp4::template multiply<0, 1>(d, a, b0, b1, sfa, sfb);
+    case 2: return Fp4::template multiply<0, 2>(d, a, b0, b1, sfa, sfb);
+    case 3: return Fp4::template multiply<0, 3>(d, a, b0, b1, sfa, sfb);
+  }
+}

@@ -1,65 +1,56 @@
-// What the kernels that quantise to NVFP4 share: smoothed values from the caller's tensors, and what
-// all of K and V say about their channels.
+// What the kernels that quantise to NVFP4 share: statistics of channels over chunks of tokens.
 #pragma once
 
 #include "fp4_layout.cuh"
 #include "nvfp4.cuh"
 #include "token_reduction.cuh"
 
-// Of one chunk of tokens of K or V of one (batch, key head): [3][HEAD_DIM] sums, minima, maxima,
-// all times RANGE and the sums also over Nk, then the number of tokens that took part.
+constexpr int THREADS = 256;  // per block, of all these kernels
+
+// Of one chunk of tokens of one head of Q, K or V: [3][HEAD_DIM] sums, minima, maxima, all times
+// RANGE and the sums also over all tokens of the head, then the number of tokens that took part.
 template <int HEAD_DIM>
 constexpr int PARTIAL_FLOATS = 3 * HEAD_DIM + 4;
 
-// The sixteen channels of block `part` of a token, less `mean` (times RANGE), times `inverse`.
-// Channels from head_dim on are zero.
-template <Dtype DTYPE>
-__device__ __forceinline__ void load_channels(float (&x)[NVFP4_BLOCK], const char* token, int part,
-                                              int head_dim, const float* mean, float inverse) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int channel = part * NVFP4_BLOCK + half * 8;
-    Octet<DTYPE> octet;
-    octet.clear();
-    if (channel < head_dim) octet.load(token + channel * ELEMENT_BYTES<DTYPE>);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      x[half * 8 + i] = fmaf(octet[i], RANGE, -mean[channel + i]) * inverse;
-    }
-  }
+// Chunk `chunk` of the tokens of one head, into `partial`; by all threads.
+template <int HEAD_DIM, Dtype DTYPE>
+__device__ __forceinline__ void reduce_chunk(const Tensor& source, const LiveKeys& live, int batch,
+                                             int head, int chunk, int chunk_tokens, int tokens,
+                                             int head_dim, float* partial) {
+  __shared__ TokenReduction<HEAD_DIM, THREADS> reduction;
+  const int first = chunk * chunk_tokens;
+  reduction.template reduce<DTYPE>(source, live, batch, head, first,
+                                   min(first + chunk_tokens, tokens), head_dim, 1.0f / tokens);
+  if (threadIdx.x >= HEAD_DIM) return;
+  const auto channel = reduction.channel(threadIdx.x);
+  partial[threadIdx.x] = channel.sum;
+  partial[HEAD_DIM + threadIdx.x] = channel.low;
+  partial[2 * HEAD_DIM + threadIdx.x] = channel.high;
+  if (threadIdx.x == 0) partial[3 * HEAD_DIM] = static_cast<float>(channel.tokens);
 }
 
-// Of K or V of one (batch, key head), times RANGE: the mean of each channel, and the largest
-// deviation from its mean that any has.
-template <int HEAD_DIM, int THREADS>
-struct Smoothing {
-  static constexpr int DIM = KvBlock<HEAD_DIM>::K_DIM;  // zeros from HEAD_DIM on
+// One channel of all chunks of a head, times RANGE.
+struct ChannelRange {
+  float mean = 0.0f;  // of the tokens that took part; zero if none did
+  float low = FLOAT_MAX, high = -FLOAT_MAX;
 
-  float mean[DIM];
-  float per_warp[THREADS / 32];
-
-  // By all threads, `this` in shared memory, from the partial sums of the prologue. Returns the
-  // largest deviation, in all threads; ends with a barrier.
-  __device__ __forceinline__ float read(const float* partials, int chunks, int kv_len, int head_dim) {
-    float amax = 0.0f;
-    if (threadIdx.x < DIM) {
-      float sum = 0.0f, low = FLOAT_MAX, high = -FLOAT_MAX, tokens = 0.0f;
-      if (threadIdx.x < head_dim) {
+  template <int HEAD_DIM>
+  __device__ __forceinline__ void read(const float* partials, int chunks, int tokens, int channel) {
+    float sum = 0.0f, counted = 0.0f;
 #pragma unroll 4
-        for (int chunk = 0; chunk < chunks; ++chunk) {
-          const float* partial = partials + chunk * PARTIAL_FLOATS<HEAD_DIM>;
-          sum += partial[threadIdx.x];
-          low = min_nan(low, partial[HEAD_DIM + threadIdx.x]);
-          high = max_nan(high, partial[2 * HEAD_DIM + threadIdx.x]);
-          tokens += partial[3 * HEAD_DIM];
-        }
-      }
-      const bool any = tokens > 0.0f;
-      // The prologue divided by the number of all keys.
-      const float found = any ? sum * (kv_len / tokens) : 0.0f;
-      if (any) amax = max_nan(high - found, found - low);
-      mean[threadIdx.x] = found;
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      const float* partial = partials + chunk * PARTIAL_FLOATS<HEAD_DIM>;
+      sum += partial[channel];
+      low = min_nan(low, partial[HEAD_DIM + channel]);
+      high = max_nan(high, partial[2 * HEAD_DIM + channel]);
+      counted += partial[3 * HEAD_DIM];
     }
-    return max_nan(max_over_block<THREADS>(amax, per_warp), SMALLEST_NVFP4_AMAX);
+    // The sums were divided by the number of all tokens.
+    if (counted > 0.0f) mean = sum * (tokens / counted);
+  }
+
+  // The largest from the mean; NaN stays.
+  __device__ __forceinline__ float deviation() const {
+    return low > high ? 0.0f : max_nan(high - mean, mean - low);
   }
 };

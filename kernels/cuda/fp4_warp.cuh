@@ -1,6 +1,6 @@
 // Sixteen rows of Q against one block of 64 keys after the other: what a warp of FP4 attention does.
 //
-// S = Q K^T and P V are block-scaled FP4 products. A row's P is kept in units of 2^reference, times
+// P V is a block-scaled FP4 product; S = Q K^T is one or an INT8 product, see Scores. A row's P is kept in units of 2^reference, times
 // NVFP4_MAX / 4 so that its block scales use all of E4M3 (SageAttention3, section 3.2); both factors
 // are constants in the exponent. So is P's division by its block scale, the rounded one: no
 // reciprocal, no multiplication. The two powers of two left free let the reference lag behind the
@@ -12,25 +12,21 @@
 // cycles, and three warps share a scheduler. docs/fp4.md has the count.
 #pragma once
 
-#include "fp4_layout.cuh"
-#include "fp4_mma.cuh"
+#include "fp4_scores.cuh"
 #include "mask.cuh"
 
-constexpr int WARP_ROWS = 16;
 constexpr float REFERENCE_SLACK = 2.0f;      // powers of two
 constexpr float LOG2_P_UNIT = 9.392317423f;  // log2(NVFP4_MAX) - REFERENCE_SLACK
 constexpr float LOG2_E2M1_MAX = 2.584962501f;
 constexpr u32 ONES = 0x22222222u, ONE_SCALES = 0x38383838u;
 
-template <typename Fp4, int HEAD_DIM, bool SMOOTH_Q, bool MASKED>
+// Scores: Fp4Scores or Int8Scores.
+template <typename Fp4, typename Scores, bool MASKED>
 struct Warp {
-  using Block = KvBlock<HEAD_DIM>;
-  static constexpr int STEPS = Block::K_DIM / 64;  // of a product Q K^T
-  static constexpr int KEY_TILES = BLOCK_KEYS / 8;
-  static constexpr int OUT_TILES = HEAD_DIM / 8;
+  using Block = typename Scores::Block;
+  static constexpr int OUT_TILES = Scores::HEAD_DIM / 8;
 
-  u32 q[STEPS][4], q_scales[STEPS];
-  float factor;        // from S to exponents of two
+  Scores scores;
   float out[OUT_TILES][4];
   float sum[4];        // of row g in [0], of row g + 8 in [2]
   float reference[2];  // exponents
@@ -40,27 +36,15 @@ struct Warp {
   static __device__ __forceinline__ int g() { return threadIdx.x % 32 / 4; }
   __device__ __forceinline__ int row(int r) const { return first_row + 8 * r + g(); }
 
-  // `codes`, `scales`: of the head's first query. Rows past the end repeat the last one.
-  __device__ __forceinline__ void start(const u8* codes, const u8* scales, float to_exponents,
-                                        int row0, int q_len) {
+  // Rows row0 .. row0 + 15 of a head; those past the end repeat the last one. `head_row`: the head's
+  // first query, q_block: the rows' block of queries; all counted through all batches.
+  template <typename Params>
+  __device__ __forceinline__ void start(const Params& p, s64 kv_head, s64 q_block, s64 head_row,
+                                        int row0) {
     first_row = row0;
-    factor = to_exponents;
-    const s64 source[2] = {min(row(0), q_len - 1), min(row(1), q_len - 1)};
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const u32* words = reinterpret_cast<const u32*>(codes + source[r] * (Block::K_DIM / 2));
-#pragma unroll
-      for (int step = 0; step < STEPS; ++step) {
-        q[step][r] = words[8 * step + t()];
-        q[step][r + 2] = words[8 * step + 4 + t()];
-      }
-      reference[r] = -FLOAT_MAX;
-    }
-    const u8* row_scales = scales + (t() % 2 ? source[1] : source[0]) * Block::K_SCALE_ROW;
-#pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-      q_scales[step] = reinterpret_cast<const u32*>(row_scales)[step];
-    }
+    scores.start(p, kv_head, q_block,
+                 {head_row + min(row(0), p.q_len - 1), head_row + min(row(1), p.q_len - 1)});
+    reference[0] = reference[1] = -FLOAT_MAX;
 #pragma unroll
     for (int n = 0; n < OUT_TILES; ++n) {
 #pragma unroll
@@ -81,7 +65,7 @@ struct Warp {
       if (!read_visibility(mask, batch, head, q_len, kv_len, first_key, visible)) return;
     }
     float s[KEY_TILES][4];
-    multiply_keys(s, block, delta);
+    scores.multiply(s, block, delta);
     if constexpr (MASKED) {
       apply_mask(s, mask, batch, head, q_len, kv_len, first_key, last_key, visible);
     } else if (edge) {
@@ -97,40 +81,6 @@ struct Warp {
 
  private:
   static constexpr u32 ALL = 0xffffffff;
-
-  // s = Q K^T, in the units of the codes.
-  __device__ __forceinline__ void multiply_keys(float (&s)[KEY_TILES][4], u32 block, u32 delta) const {
-#pragma unroll
-    for (int n = 0; n < KEY_TILES; ++n) {
-      if constexpr (SMOOTH_Q) {
-        load_shared_floats(s[n], delta + (n * 4 + t()) * 16);
-      } else {
-        s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
-      }
-    }
-    const u32 codes = block + ldmatrix_offset(threadIdx.x % 32);
-    const u32 scales = block + Block::K_SCALES + (8 * t() + g()) * Block::K_SCALE_ROW;
-#pragma unroll
-    for (int group = 0; group < KEY_TILES / 4; ++group) {
-      u32 k_scales[STEPS];
-      const u32 at = scales + group * 32 * Block::K_SCALE_ROW;
-      if constexpr (STEPS == 1) {
-        k_scales[0] = load_shared_word(at);
-      } else {
-        load_shared_words(k_scales, at);
-      }
-#pragma unroll
-      for (int n = 4 * group; n < 4 * group + 4; n += 2) {
-#pragma unroll
-        for (int step = 0; step < STEPS; ++step) {
-          u32 b[4];
-          ldmatrix_x4(b, codes + step * Block::PANEL + n * (8 * 32));
-          multiply(n, s[n], q[step], b[0], b[1], q_scales[step], k_scales[step]);
-          multiply(n + 1, s[n + 1], q[step], b[2], b[3], q_scales[step], k_scales[step]);
-        }
-      }
-    }
-  }
 
   // -infinity for keys past a row's last one.
   __device__ __forceinline__ void hide(float (&s)[KEY_TILES][4], int first_key,
@@ -164,7 +114,7 @@ struct Warp {
     return __any_sync(ALL, any != 0);
   }
 
-  // Scores to exponents, biased or hidden one by one; their factor is 1 from here on.
+  // Scores to exponents, biased or hidden one by one.
   __device__ __forceinline__ void apply_mask(float (&s)[KEY_TILES][4], const Mask& mask, int batch,
                                              int head, int q_len, int kv_len, int first_key,
                                              const int (&last_key)[2],
@@ -182,15 +132,15 @@ struct Warp {
           float& score = s[n + i / 2][2 * r + i % 2];
           bool hidden = key + i > last_key[r];
           if (mask.dtype == BOOL) hidden = hidden || !(visible[r][n / 2] & 0xffu << (8 * i));
-          const float exponent = fmaf(score, factor, bias[i]);
+          const float exponent = scores.exponent(score, r, bias[i]);
           score = hidden ? as_float(NEGATIVE_INFINITY_BITS) : exponent;
         }
       }
     }
   }
 
-  // top[i][r]: the largest score of row r among the 16 keys of a scale. A lane's eight keys of group
-  // i share theirs with its neighbour's.
+  // top[i][r]: the largest exponent of row r among the 16 keys of a scale. A lane's eight keys of
+  // group i share theirs with its neighbour's.
   __device__ __forceinline__ void find_tops(const float (&s)[KEY_TILES][4], float (&top)[2][2]) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -201,6 +151,7 @@ struct Warp {
         for (int n = 4 * i + 1; n < 4 * i + 4; ++n) {
           highest = fmaxf(highest, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
         }
+        if constexpr (!MASKED) highest = scores.exponent(highest, r, 0.0f);
         top[i][r] = fmaxf(highest, __shfl_xor_sync(ALL, highest, 1));
       }
     }
@@ -210,7 +161,7 @@ struct Warp {
   __device__ __forceinline__ void follow_tops(const float (&top)[2][2]) {
     float highest[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) highest[r] = fmaxf(top[0][r], top[1][r]) * unit();
+    for (int r = 0; r < 2; ++r) highest[r] = fmaxf(top[0][r], top[1][r]);
     const bool behind = (highest[0] > reference[0] + REFERENCE_SLACK) |
                         (highest[1] > reference[1] + REFERENCE_SLACK);
     if (!__any_sync(ALL, behind)) return;
@@ -238,7 +189,7 @@ struct Warp {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float shift = LOG2_P_UNIT - LOG2_E2M1_MAX - reference[i % 2];
-      scale[i] = fmaxf(exp2_approx(fmaf(top[i / 2][i % 2], unit(), shift)), SMALLEST_E4M3);
+      scale[i] = fmaxf(exp2_approx(top[i / 2][i % 2] + shift), SMALLEST_E4M3);
     }
     const u32 codes = pack_e4m3(scale[0], scale[1], scale[2], scale[3]);
     unpack_e4m3(scale, codes);
@@ -248,11 +199,13 @@ struct Warp {
     p_scales = permute_bytes(codes, others, t() & 1 ? 0x7351 : 0x6240);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float shift = LOG2_P_UNIT - reference[i % 2] - log2_approx(scale[i]);
+      float shift = LOG2_P_UNIT - reference[i % 2] - log2_approx(scale[i]);
+      if constexpr (!MASKED) shift = scores.shift(shift, i % 2);
       float x[8];
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
-        x[k] = exp2_approx(fmaf(s[i / 2 * 4 + k / 2][i % 2 * 2 + k % 2], unit(), shift));
+        const float score = s[i / 2 * 4 + k / 2][i % 2 * 2 + k % 2];
+        x[k] = exp2_approx(MASKED ? score + shift : scores.shifted(score, i % 2, shift));
       }
       p[i] = Fp4::pack_e2m1(x);
     }
@@ -269,29 +222,15 @@ struct Warp {
       for (int n = 4 * group; n < 4 * group + 4; n += 2) {
         u32 b[4];
         ldmatrix_x4(b, codes + n * (8 * 32));
-        multiply(n, out[n], p, b[0], b[1], p_scales, v_scales);
-        multiply(n + 1, out[n + 1], p, b[2], b[3], p_scales, v_scales);
+        multiply_fp4<Fp4>(n, out[n], p, b[0], b[1], p_scales, v_scales);
+        multiply_fp4<Fp4>(n + 1, out[n + 1], p, b[2], b[3], p_scales, v_scales);
       }
     }
-    multiply(0, sum, p, ONES, ONES, p_scales, ONE_SCALES);
-  }
-
-  // The scale of column g of tile n of four comes from lane n of its quad; n is a constant once loops
-  // are unrolled.
-  static __device__ __forceinline__ void multiply(int n, float (&d)[4], const u32 (&a)[4], u32 b0,
-                                                  u32 b1, u32 sfa, u32 sfb) {
-    switch (n % 4) {
-      case 0: return Fp4::template multiply<0, 0>(d, a, b0, b1, sfa, sfb);
-      case 1: return Fp4::template multiply<0, 1>(d, a, b0, b1, sfa, sfb);
-      case 2: return Fp4::template multiply<0, 2>(d, a, b0, b1, sfa, sfb);
-      case 3: return Fp4::template multiply<0, 3>(d, a, b0, b1, sfa, sfb);
-    }
+    multiply_fp4<Fp4>(0, sum, p, ONES, ONES, p_scales, ONE_SCALES);
   }
 
   // Key within the block of column e of this lane's scores in tile n.
   static __device__ __forceinline__ int key_of(int n, int e) {
     return n / 4 * 32 + 8 * t() + n % 4 * 2 + e;
   }
-
-  __device__ __forceinline__ float unit() const { return MASKED ? 1.0f : factor; }
 };

@@ -37,3 +37,19 @@ __device__ __forceinline__ void visit_tokens(const Tensor& source, const LiveKey
     }
   }
 }
+
+// A live token of the `sample`-th of SAMPLES stretches of tokens; -1 if it has none. Where in a
+// stretch varies by the golden ratio: a grid of tokens must not meet the rows of an image.
+template <int SAMPLES>
+__device__ __forceinline__ int choose_sample(const LiveKeys& live, int batch, int head, int tokens,
+                                             int sample) {
+  const u64 length = tokens;
+  const int first = sample * length / SAMPLES, end = (sample + 1) * length / SAMPLES;
+  const u64 position = (static_cast<u64>(sample) << 16) + (sample * 40503u & 0xffff);
+  int token = (position * length / SAMPLES) >> 16;
+  for (int tried = first; tried < end; ++tried) {
+    if (live(batch, head, token)) return token;
+    token = token + 1 < end ? token + 1 : first;
+  }
+  return -1;
+}

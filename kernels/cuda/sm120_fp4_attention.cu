@@ -1,37 +1,36 @@
-// Last launch of FP4 attention: both matrix products in NVFP4, the softmax between them in FP32.
-// fp4_warp.cuh says how; here is how a block's warps share K and V, and how a row ends.
+// Last launch of FP4 attention: P V in NVFP4, Q K^T in NVFP4 or INT8, the softmax between them in
+// FP32. fp4_warp.cuh says how; here is how a block's warps share K and V, and how a row ends.
 #include "fp4_warp.cuh"
+#include "int8_scores.cuh"
 #include "output.cuh"
 #include "pipeline.cuh"
 
 struct Params {
-  const u8* q_codes;       // [B, Hq, Nq][K_DIM / 2], see fp4_layout.cuh
-  const u8* q_scales;      // [B, Hq, Nq][K_DIM / 16]
+  const u8* q_codes;       // [B, Hq, Nq], see fp4_layout.cuh
+  const u8* q_scales;      // likewise; FP32 of Q in INT8, times softmax scale and log2(e)
   const float2* q_factors;  // [B, Hq, q_blocks]: scales times softmax scale and log2(e), and limits
-  const u8* kv;            // [B, Hk, kv_blocks] of KvBlock
-  const float* kv_scales;  // [B, Hk, 2]
+  const u8* kv;            // [B, Hk, kv_blocks] of KvBlock or Int8KvBlock
+  const float* kv_scales;  // [B, Hk, 2]: of all K (in INT8 the largest), of all V
   const float* v_mean;     // [B, Hk, HEAD_DIM]
   const u8* delta;         // [heads and row blocks of this launch][Q_BLOCKS][kv_blocks] of DELTA_BYTES
   Mask mask;
   Output out;
   float* lse;  // [B, Hq, Nq] of the scores of smoothed K, natural logarithm; may be null
   int q_heads, kv_heads, q_len, kv_len, head_dim;
-  int q_blocks, kv_blocks;                 // per head; both a multiple of what a tile takes
+  int q_blocks, kv_blocks;  // per head; both a multiple of what a tile takes
   int first_head, first_row_block, row_blocks;  // of this launch; heads of all batches
   int causal;
   int out_dtype;
 };
 
-constexpr int TILE_BLOCKS = 2;  // of keys
-constexpr int TILE_KEYS = TILE_BLOCKS * BLOCK_KEYS;
-constexpr int Q_BLOCKS = 2;     // of query rows per block of threads, each smoothed by its own mean
-constexpr float SMALLEST_FACTOR = 1e-37f;  // times minus infinity it is minus infinity
+constexpr int Q_BLOCKS = 2;  // of query rows per block of threads, each smoothed by its own mean
 
 // Tiles of K, V and smoothed-away scores in a ring of stages. One thread begins their copies; warps
 // wait for a tile and say when they have left it.
-template <int HEAD_DIM, int WARPS, int STAGES, bool SMOOTH_Q>
+template <typename Scores, int WARPS, int STAGES, int TILE_BLOCKS>
 struct Ring {
-  using Block = KvBlock<HEAD_DIM>;
+  using Block = typename Scores::Block;
+  static constexpr bool SMOOTH_Q = Scores::SMOOTH_Q;
   static constexpr int AHEAD = STAGES / 2;  // tiles under way, so that a slow warp holds up no copy
   static constexpr int KV_BYTES = TILE_BLOCKS * Block::BYTES;
   static constexpr int DELTA_TILE = TILE_BLOCKS * DELTA_BYTES;
@@ -123,8 +122,7 @@ __device__ __forceinline__ void finish(const Params& p, const W& w, int batch, i
   for (int r = 0; r < 2; ++r) {
     const float sum = w.sum[2 * r];
     inverse[r] = sum == 0.0f ? 0.0f : p.kv_scales[kv_head * 2 + 1] / sum;
-    // Codes know no NaN; those of Q and K reach the factor, and the output through it.
-    inverse[r] = fmaf(w.factor, 0.0f, inverse[r]);
+    inverse[r] = fmaf(w.scores.witness(r), 0.0f, inverse[r]);
     if (p.lse != nullptr && w.t() == 0 && w.row(r) < p.q_len) {
       p.lse[head_row + w.row(r)] = log_of_sum(w.reference[r], sum, LOG2_P_UNIT);
     }
@@ -139,12 +137,13 @@ __device__ __forceinline__ void finish(const Params& p, const W& w, int batch, i
   }
 }
 
-template <typename Fp4, int HEAD_DIM, int WARPS, int STAGES, bool SMOOTH_Q, bool MASKED>
+// TILE_BLOCKS: of keys, in a stage.
+template <typename Fp4, typename Scores, int WARPS, int STAGES, int TILE_BLOCKS, bool MASKED>
 __global__ void __launch_bounds__(32 * WARPS, 1)
 sm120_fp4_attention(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) u8 shared[];
-  using W = Warp<Fp4, HEAD_DIM, SMOOTH_Q, MASKED>;
-  constexpr int ROWS = WARPS * WARP_ROWS;
+  using W = Warp<Fp4, Scores, MASKED>;
+  constexpr int ROWS = WARPS * WARP_ROWS, TILE_KEYS = TILE_BLOCKS * BLOCK_KEYS;
   const int warp = threadIdx.x / 32;
   // One grid dimension, as the others end at 65535 heads or batches. Longest rows first, so that a
   // causal call's last blocks are its short ones.
@@ -158,9 +157,9 @@ sm120_fp4_attention(const __grid_constant__ Params p) {
   const int keys = p.causal ? min(p.kv_len, (row_block + 1) * ROWS) : p.kv_len;
   const int tiles = (keys + TILE_KEYS - 1) / TILE_KEYS;
 
-  Ring<HEAD_DIM, WARPS, STAGES, SMOOTH_Q> ring;
+  Ring<Scores, WARPS, STAGES, TILE_BLOCKS> ring;
   ring.shared = shared_address_of(shared);
-  ring.kv = p.kv + kv_head * p.kv_blocks * KvBlock<HEAD_DIM>::BYTES;
+  ring.kv = p.kv + kv_head * p.kv_blocks * W::Block::BYTES;
   ring.kv_blocks = p.kv_blocks;
   ring.delta = p.delta + (static_cast<s64>(in_launch) * p.row_blocks + row_block - p.first_row_block) *
                              (Q_BLOCKS * DELTA_BYTES) * p.kv_blocks;
@@ -172,12 +171,9 @@ sm120_fp4_attention(const __grid_constant__ Params p) {
   }
 
   const int q_block = row_block * Q_BLOCKS + warp / (WARPS / Q_BLOCKS);
-  const float2 q_factor = p.q_factors[static_cast<s64>(batch_head) * p.q_blocks + q_block];
-  const float factor = min_nan(q_factor.x * p.kv_scales[kv_head * 2], q_factor.y);
   W w;
-  w.start(p.q_codes + head_row * (W::Block::K_DIM / 2), p.q_scales + head_row * W::Block::K_SCALE_ROW,
-          max_nan(factor, SMALLEST_FACTOR),
-          row_block * ROWS + warp * WARP_ROWS, p.q_len);
+  w.start(p, kv_head, static_cast<s64>(batch_head) * p.q_blocks + q_block, head_row,
+          row_block * ROWS + warp * WARP_ROWS);
   const int end = p.kv_len - 1;
   const int last_key[2] = {p.causal ? min(w.row(0), end) : end, p.causal ? min(w.row(1), end) : end};
   const int first_last = p.causal ? min(w.first_row, end) : end;

@@ -1,6 +1,7 @@
 // Third launch of FP4 attention: the scores that smoothing took from Q, mean(Q block) K^T from
 // smoothed and unquantised K. FP16 factors, scaled to 1, and FP32 sums.
-#include "fp4_quantise.cuh"
+#include "fp4_layout.cuh"
+#include "live_keys.cuh"
 
 struct Params {
   Tensor k;
@@ -9,6 +10,7 @@ struct Params {
   const float* q_mean_units;  // [B, Hq, q_blocks]
   const float* kv_scales;     // [B, Hk, 2]
   const float* k_means;       // [B, Hk, HEAD_DIM]
+  const float* k_sizes;       // [B, Hk]
   float* delta;               // [heads, row_blocks of this launch][kv_blocks] of DELTA_BYTES
   int q_heads, kv_heads, kv_len, head_dim;
   int q_blocks, q_block_tokens, kv_blocks;
@@ -32,7 +34,7 @@ __device__ __forceinline__ void load_keys(const Params& p, int key_block, int ba
   constexpr int OCTETS = KvBlock<HEAD_DIM>::K_DIM / 8;
   const int head = kv_head % p.kv_heads;
   const float* mean = p.k_means + kv_head * HEAD_DIM;
-  const float inverse = 1.0f / (p.kv_scales[kv_head * 2] * (NVFP4_MAX * RANGE));
+  const float inverse = 1.0f / (p.k_sizes[kv_head] * RANGE);
   for (int unit = threadIdx.x; unit < BLOCK_KEYS * OCTETS; unit += THREADS) {
     const int in_block = unit / OCTETS, channel = unit % OCTETS * 8;
     const int key = key_block * BLOCK_KEYS + in_block;
@@ -81,7 +83,7 @@ sm80_fp4_delta(const __grid_constant__ Params p) {
     const int in_head = min(first + g + 8 * r, p.launch_q_blocks - 1) + p.first_q_block;
     const s64 q_block = static_cast<s64>(batch_head) * p.q_blocks + in_head;
     // From scaled keys to the units of K's codes and scales.
-    unit[r] = p.q_mean_units[q_block] * NVFP4_MAX;
+    unit[r] = p.q_mean_units[q_block] * (p.k_sizes[kv_head] / p.kv_scales[kv_head * 2]);
     const u32* means = reinterpret_cast<const u32*>(p.q_means + q_block * K_DIM);
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {

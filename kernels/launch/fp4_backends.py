@@ -1,24 +1,34 @@
-"""FP4 attention as backends: native where the GPU has FP4 units, emulated where somebody asks."""
+"""Attention on FP4 units as backends: native where a GPU has them, emulated where asked for."""
+
+from functools import partial
 
 from ..backend import Backend, Capability
 from .fp4_proof import prove
 from .operands import CONSTRAINTS, in_one_dtype
 from .sm120_fp4 import EMULATED, NATIVE, attend
 
-SM120_FP4 = Backend(
-    name="sm120_fp4",
-    precisions=("fp4",),
-    native=True,
-    constraints=(Capability((12, 0), (12, 1)), *CONSTRAINTS),
-    forward=in_one_dtype(attend, fp4=NATIVE),
-    proof=prove,
-)
 
-EMULATED_FP4 = Backend(
-    name="emulated_fp4",
-    precisions=("fp4",),
-    native=False,
-    constraints=(Capability((8, 0), (12, 1)), *CONSTRAINTS),
-    forward=in_one_dtype(attend, fp4=EMULATED),
-    on_request=True,
-)
+def _native(precision: str) -> Backend:
+    return Backend(
+        name=f"sm120_{precision}",
+        precisions=(precision,),
+        native=True,
+        constraints=(Capability((12, 0), (12, 1)), *CONSTRAINTS),
+        forward=in_one_dtype(attend, precision=precision, fp4=NATIVE),
+        proof=partial(prove, precision),
+    )
+
+
+def _emulated(precision: str) -> Backend:
+    return Backend(
+        name=f"emulated_{precision}",
+        precisions=(precision,),
+        native=False,
+        constraints=(Capability((8, 0), (12, 1)), *CONSTRAINTS),
+        forward=in_one_dtype(attend, precision=precision, fp4=EMULATED),
+        on_request=True,
+    )
+
+
+SM120_FP4, SM120_INT8_FP4 = _native("fp4"), _native("int8_fp4")
+EMULATED_FP4, EMULATED_INT8_FP4 = _emulated("fp4"), _emulated("int8_fp4")

@@ -35,10 +35,13 @@ _PROBES = {fp4: _probe(fp4) for fp4 in (NATIVE, EMULATED)}
 VARIANTS = tuple(_PROBES.values())
 
 
-def prove(device: torch.device, head_dim: int, dtype: torch.dtype) -> str | None:
-    """Why the native FP4 kernel must not be used on ``device``, as a clause; None if it may."""
+def prove(precision: str, device: torch.device, head_dim: int, dtype: torch.dtype) -> str | None:
+    """Why the native kernel of ``precision`` (fp4, int8_fp4) must not be used on ``device``.
+
+    A clause; None if it may.
+    """
     wrong = probe_units(device, NATIVE)
-    return wrong or _compare_kernels(device, head_dim, dtype)
+    return wrong or _compare_kernels(precision, device, head_dim, dtype)
 
 
 def probe_units(device: torch.device, fp4: str) -> str | None:
@@ -108,7 +111,9 @@ def _pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     return (words - (words >> 31 << 32)).to(torch.int32)
 
 
-def _compare_kernels(device: torch.device, head_dim: int, dtype: torch.dtype) -> str | None:
+def _compare_kernels(
+    precision: str, device: torch.device, head_dim: int, dtype: torch.dtype
+) -> str | None:
     generator = torch.Generator().manual_seed(1)
     q, k, v = (
         torch.randn(1, heads, tokens, -(-head_dim // 8) * 8, generator=generator).to(device, dtype)
@@ -120,14 +125,14 @@ def _compare_kernels(device: torch.device, head_dim: int, dtype: torch.dtype) ->
         ("causal", True, None),
         ("masked", False, mask),
     ):
-        options = {"live_keys": None, "scale": head_dim**-0.5, "smooth_q": True}
-        packed = pack(q, k, v, masked=seen is not None, **options)
+        smooth_q = precision == "fp4"
+        masked = seen is not None
+        packed = pack(q, k, v, precision, None, head_dim**-0.5, masked=masked, smooth_q=smooth_q)
         outs = {}
         for fp4 in (NATIVE, EMULATED):
             outs[fp4] = token_major_like(q)
-            launch_attention(
-                packed, q, k, seen, None, causal, outs[fp4], None, fp4=fp4, smooth_q=True
-            )
+            options = {"precision": precision, "fp4": fp4, "smooth_q": smooth_q}
+            launch_attention(packed, q, k, seen, None, causal, outs[fp4], None, **options)
         error = compare(outs[NATIVE], outs[EMULATED])
         if not error.finite or error.rel_l1 > _KERNEL_ERROR:
             return f"its {name} call is a relative L1 of {error.rel_l1:.1e} off its emulation"

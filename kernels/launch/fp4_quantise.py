@@ -17,14 +17,15 @@ BLOCK_KEYS = 64
 TILE_BLOCKS = 2  # of keys, per step of the attention kernel
 Q_BLOCKS = 2  # of queries, per block of threads of the attention kernel
 DELTA_BYTES = BLOCK_KEYS // 2 * 16  # per block of queries and block of keys
+VALUES = f"{TENSOR}{LIVE_KEYS}4Q6i"  # struct Values of fp4_values.cuh
 NATIVE_SM = 120  # compute capability; below, FP4 is emulated and nothing of it built ahead
 
-_THREADS = 256
+THREADS = 256
 _DELTA_THREADS = 128
 _DELTA_Q_BLOCKS = 64  # per block of threads
 
 
-def _variant(kernel: str, head_dim: int, dtype: torch.dtype, params: str, **promises) -> Variant:
+def quantiser(kernel: str, head_dim: int, dtype: torch.dtype, params: str, **promises) -> Variant:
     return Variant(
         source=f"{kernel}.cu",
         kernel=kernel,
@@ -36,18 +37,19 @@ def _variant(kernel: str, head_dim: int, dtype: torch.dtype, params: str, **prom
 
 
 def _prologue(head_dim: int, dtype: torch.dtype) -> Variant:
-    params = f"{TENSOR * 3}{LIVE_KEYS}6Q11if"
-    return _variant("sm80_fp4_prologue", head_dim, dtype, params, threads=_THREADS, min_blocks=2)
+    params = f"{TENSOR * 3}{LIVE_KEYS}2Q9i"
+    return quantiser("sm80_fp4_prologue", head_dim, dtype, params, threads=THREADS, min_blocks=2)
 
 
 def _pack(head_dim: int, dtype: torch.dtype) -> Variant:
-    params = f"{TENSOR * 2}{LIVE_KEYS}5Q5i"
-    return _variant("sm80_fp4_pack", head_dim, dtype, params, threads=_THREADS, min_blocks=3)
+    params = f"{TENSOR * 2}{VALUES}0Q9Q6if"
+    blocks = 2 if dtype == torch.float32 else 3
+    return quantiser("sm80_fp4_pack", head_dim, dtype, params, threads=THREADS, min_blocks=blocks)
 
 
 def _delta(head_dim: int, dtype: torch.dtype) -> Variant:
-    params = f"{TENSOR}{LIVE_KEYS}5Q11i"
-    return _variant("sm80_fp4_delta", head_dim, dtype, params, threads=_DELTA_THREADS)
+    params = f"{TENSOR}{LIVE_KEYS}6Q11i"
+    return quantiser("sm80_fp4_delta", head_dim, dtype, params, threads=_DELTA_THREADS)
 
 
 _PROLOGUE = {(d, t): _prologue(d, t) for d in HEAD_DIMS for t in DTYPES}
@@ -65,9 +67,8 @@ class Layout(NamedTuple):
     q_block_tokens: int
     kv_blocks: int  # of BLOCK_KEYS keys per (batch, key head)
     kv_block_bytes: int
-    chunks: int  # of tokens, per (batch, key head) and per K and V, that statistics are made of
+    chunks: int  # of keys, per (batch, key head) and per K and V, that statistics are made of
     chunk_tokens: int
-    reduction_blocks: int
     q_codes: int
     q_scales: int
     q_factors: int
@@ -76,7 +77,10 @@ class Layout(NamedTuple):
     kv: int
     kv_scales: int
     k_means: int
+    k_sizes: int
     v_means: int
+    k_deviations: int
+    q_deviations: int
     partials: int
     bytes: int
 
@@ -105,7 +109,7 @@ def quantise(
     q_block_tokens: int,
     smooth_q: bool,
 ) -> Packed:
-    """Smooth and quantise all three. Enqueues two kernels, never syncs.
+    """Smooth all three, balance and rotate Q and K, quantise. Enqueues two kernels, never syncs.
 
     q [B, Hq, Nq, D], k, v [B, Hk, Nk, D] as ``readable`` gives them. live_keys: bool
     [B|1, Hk|1, Nk], contiguous in the last dimension: keys that some query sees; None: all.
@@ -118,19 +122,17 @@ def quantise(
     buffer = torch.empty(layout.bytes, dtype=torch.uint8, device=q.device)
     start = buffer.data_ptr()
     key = layout.head_dim, q.dtype
-    kv_view = (*view(k), *view(v), *live_view(live_keys))
+    reductions = batch * kv_heads * 2 * layout.chunks
     launch(
         _PROLOGUE[key],
         device,
-        layout.reduction_blocks + batch * q_heads * layout.q_blocks,
+        reductions + batch * (kv_heads + q_heads),
         *view(q),
-        *kv_view,
-        start + layout.q_codes,
-        start + layout.q_scales,
-        start + layout.q_factors,
-        start + layout.q_means,
-        start + layout.q_mean_units,
+        *view(k),
+        *view(v),
+        *live_view(live_keys),
         start + layout.partials,
+        start + layout.k_deviations,
         q_heads,
         kv_heads,
         q_len,
@@ -138,27 +140,44 @@ def quantise(
         channels,
         layout.chunks,
         layout.chunk_tokens,
-        layout.reduction_blocks,
-        layout.q_blocks,
-        q_block_tokens,
-        smooth_q,
-        scale * LOG2_E,
+        reductions,
+        batch * kv_heads,
     )
+    kv_launch = layout.kv_blocks * 2 * kv_heads * batch
     launch(
         _PACK[key],
         device,
-        layout.kv_blocks * 2 * kv_heads * batch,
-        *kv_view,
+        kv_launch + batch * q_heads * layout.q_blocks,
+        *view(q),
+        *view(k),
+        *view(v),
+        *live_view(live_keys),
         start + layout.partials,
         start + layout.kv,
         start + layout.kv_scales,
-        start + layout.k_means,
         start + layout.v_means,
         kv_heads,
         kv_len,
         channels,
-        layout.chunks,
         layout.kv_blocks,
+        layout.chunks,
+        layout.chunk_tokens,
+        start + layout.k_deviations,
+        start + layout.q_deviations,
+        start + layout.q_codes,
+        start + layout.q_scales,
+        start + layout.q_factors,
+        start + layout.q_means,
+        start + layout.q_mean_units,
+        start + layout.k_means,
+        start + layout.k_sizes,
+        q_heads,
+        q_len,
+        layout.q_blocks,
+        q_block_tokens,
+        kv_launch,
+        smooth_q,
+        scale * LOG2_E,
     )
     return Packed(buffer, layout)
 
@@ -191,6 +210,7 @@ def smoothed_away(
         start + layout.q_mean_units,
         start + layout.kv_scales,
         start + layout.k_means,
+        start + layout.k_sizes,
         delta.data_ptr(),
         q_heads,
         k.shape[1],
@@ -219,12 +239,10 @@ def lay_out(
 ) -> Layout:
     """Kept, as this arithmetic would cost microseconds in every call."""
     head_dim = padded_head_dim(channels)
-    k_dim = parts(head_dim, 64) * 64
+    k_dim = padded_k_dim(head_dim)
     q_blocks = Q_BLOCKS * parts(q_len, Q_BLOCKS * q_block_tokens)
     kv_blocks = TILE_BLOCKS * parts(kv_len, TILE_BLOCKS * BLOCK_KEYS)
-    kv_block_bytes = (k_dim + head_dim) * 36  # 32 bytes of codes and 4 of scales per channel
     chunks, chunk_tokens = chunk(batch * kv_heads * 2, kv_len, device)
-    reduction_blocks = batch * kv_heads * 2 * chunks
     rows, key_heads = batch * q_heads * q_len, batch * kv_heads
     sizes = {
         "q_codes": rows * k_dim // 2,
@@ -232,26 +250,40 @@ def lay_out(
         "q_factors": batch * q_heads * q_blocks * 8,
         "q_means": batch * q_heads * q_blocks * k_dim * 2,
         "q_mean_units": batch * q_heads * q_blocks * 4,
-        "kv": key_heads * kv_blocks * kv_block_bytes,
+        "kv": key_heads * kv_blocks * kv_block_bytes(head_dim),
         "kv_scales": key_heads * 2 * 4,
         "k_means": key_heads * head_dim * 4,
+        "k_sizes": key_heads * 4,
         "v_means": key_heads * head_dim * 4,
-        "partials": reduction_blocks * _partial_floats(head_dim) * 4,
+        # One piece: heads of K, then of Q.
+        "k_deviations": (key_heads + batch * q_heads) * head_dim * 4,
+        "partials": key_heads * 2 * chunks * partial_floats(head_dim) * 4,
     }
+    places = place(sizes)
     return Layout(
         head_dim=head_dim,
         k_dim=k_dim,
         q_blocks=q_blocks,
         q_block_tokens=q_block_tokens,
         kv_blocks=kv_blocks,
-        kv_block_bytes=kv_block_bytes,
+        kv_block_bytes=kv_block_bytes(head_dim),
         chunks=chunks,
         chunk_tokens=chunk_tokens,
-        reduction_blocks=reduction_blocks,
-        **place(sizes),
+        **places,
+        q_deviations=places["k_deviations"] + key_heads * head_dim * 4,
     )
 
 
-def _partial_floats(head_dim: int) -> int:
+def partial_floats(head_dim: int) -> int:
     """PARTIAL_FLOATS of fp4_quantise.cuh."""
     return 3 * head_dim + 4
+
+
+def padded_k_dim(head_dim: int) -> int:
+    """Channels of Q and K as they are multiplied: PADDED_DIM of fp4_layout.cuh."""
+    return parts(head_dim, 64) * 64
+
+
+def kv_block_bytes(head_dim: int) -> int:
+    """KvBlock of fp4_layout.cuh: 32 bytes of codes and 4 of scales per channel of K and of V."""
+    return (padded_k_dim(head_dim) + head_dim) * 36

@@ -55,9 +55,15 @@ class Packed(NamedTuple):
         head_dim = self.layout.head_dim
         means = self.buffer[self.layout.k_means :][: batch * heads * head_dim * 4]
         means = means.view(torch.float32).view(batch, heads, 1, head_dim)
-        # The kernel's rotation leaves out the root of the block's size, and has RANGE = 1 / 256.
-        root = (head_dim & -head_dim) ** -0.5
-        return (means @ hadamard(head_dim, k.device) * (256 * root))[..., :channels]
+        return rotate_back(means)[..., :channels]
+
+
+def rotate_back(means: torch.Tensor) -> torch.Tensor:
+    """Means of K [..., D], which ``quantise_keys`` of int8_queries_keys.cuh leaves rotated."""
+    # Its rotation leaves out the root of the block's size, and has RANGE = 1 / 256.
+    head_dim = means.shape[-1]
+    root = (head_dim & -head_dim) ** -0.5
+    return means @ hadamard(head_dim, means.device) * (256 * root)
 
 
 def quantise(

@@ -1,8 +1,10 @@
-"""NVFP4 attention on the FP4 tensor cores of compute capability 12.x, or on an emulation of them.
+"""Attention on the FP4 tensor cores of compute capability 12.x, or on an emulation of them.
+
+Precision fp4: both products in NVFP4. Precision int8_fp4: Q K^T in INT8, P V in NVFP4.
 
 Sources: SageAttention3 (arXiv 2505.11594) for the scheme, the permuted K and the two levels of P's
-scale; docs/fp4.md says what is done otherwise here, and why. The native kernel has not run on any
-GPU yet.
+scale; docs/fp4.md says what is done otherwise here, and why. The emulated kernels have run on an
+H200; the native ones have not run on any GPU yet.
 """
 
 from collections.abc import Iterator
@@ -13,16 +15,10 @@ import torch
 from ..backend import token_major_like
 from ..jit.loader import launch
 from ..jit.variants import Variant
-from .fp4_quantise import (
-    DELTA_BYTES,
-    NATIVE_SM,
-    Q_BLOCKS,
-    TILE_BLOCKS,
-    Packed,
-    quantise,
-    smoothed_away,
-)
-from .geometry import padded_head_dim, parts
+from . import fp4_quantise, int8_fp4_quantise
+from .fp4_quantise import DELTA_BYTES, NATIVE_SM, Q_BLOCKS, Packed, smoothed_away
+from .geometry import padded_head_dim
+from .int8_quantise import rotate_back
 from .operands import (
     CODES,
     MASK,
@@ -50,6 +46,7 @@ class Tile(NamedTuple):
 
     warps: int  # of 16 rows each
     stages: int  # tiles of keys in shared memory
+    blocks: int = 2  # of keys in a tile
 
     @property
     def rows(self) -> int:
@@ -61,37 +58,56 @@ class Tile(NamedTuple):
 
 
 # As many warps as registers allow without spills: three or four per scheduler, so that one's
-# softmax runs beside another's products. By the compiler's counts; none was timed.
-TILES: dict[tuple[int, bool], Tile] = {  # (head_dim, masked)
-    (64, False): Tile(warps=16, stages=4),
-    (64, True): Tile(warps=12, stages=4),
-    (96, False): Tile(warps=12, stages=4),
-    (96, True): Tile(warps=8, stages=4),
-    (128, False): Tile(warps=12, stages=4),
-    (128, True): Tile(warps=8, stages=4),
-    (256, False): Tile(warps=8, stages=2),
-    (256, True): Tile(warps=8, stages=2),
+# softmax runs beside another's products; stages as shared memory allows. By the compiler's counts;
+# none was timed.
+TILES: dict[tuple[str, int, bool], Tile] = {  # (precision, head_dim, masked)
+    ("fp4", 64, False): Tile(warps=16, stages=4),
+    ("fp4", 64, True): Tile(warps=12, stages=4),
+    ("fp4", 96, False): Tile(warps=12, stages=4),
+    ("fp4", 96, True): Tile(warps=8, stages=4),
+    ("fp4", 128, False): Tile(warps=12, stages=4),
+    ("fp4", 128, True): Tile(warps=8, stages=4),
+    ("fp4", 256, False): Tile(warps=8, stages=2),
+    ("fp4", 256, True): Tile(warps=8, stages=2),
+    ("int8_fp4", 64, False): Tile(warps=16, stages=4),
+    ("int8_fp4", 64, True): Tile(warps=12, stages=4),
+    ("int8_fp4", 96, False): Tile(warps=12, stages=4),
+    ("int8_fp4", 96, True): Tile(warps=8, stages=4),
+    ("int8_fp4", 128, False): Tile(warps=12, stages=3),
+    ("int8_fp4", 128, True): Tile(warps=8, stages=3),
+    ("int8_fp4", 256, False): Tile(warps=8, stages=3, blocks=1),
+    ("int8_fp4", 256, True): Tile(warps=8, stages=3, blocks=1),
 }
 
-# Bytes of spilled registers put up with in native kernels, by (head_dim, masked).
-_SPILLS = {(256, True): 16}
+# Bytes of spilled registers put up with in native kernels, by (precision, head_dim, masked).
+_SPILLS = {("fp4", 256, True): 48}
 _SPILL_REASON = "256 channels take 150 of the 255 registers for Q and the sums alone"
 _EMULATION_SPILLS = 4096
 _EMULATION_REASON = "beside some 250 instructions per emulated product, spills cost little"
 
 
-def attention_variant(fp4: str, head_dim: int, smooth_q: bool, masked: bool) -> Variant:
-    tile = TILES[head_dim, masked]
-    native = fp4 == NATIVE
+def attention_variant(
+    fp4: str, precision: str, head_dim: int, smooth_q: bool, masked: bool
+) -> Variant:
+    key = precision, head_dim, masked
+    tile, native = TILES[key], fp4 == NATIVE
+    smoothed = str(smooth_q).lower()
+    scores = f"Fp4Scores<{fp4}, {head_dim}, {smoothed}>"
+    block_bytes = fp4_quantise.kv_block_bytes(head_dim)
+    if precision == "int8_fp4":
+        scores = f"Int8Scores<{head_dim}>"
+        block_bytes = int8_fp4_quantise.kv_block_bytes(head_dim)
+    # What smoothing took from two blocks of Q lies beside each block of keys.
+    stage = tile.blocks * (block_bytes + (Q_BLOCKS * DELTA_BYTES if smooth_q else 0))
     return Variant(
         source="sm120_fp4_attention.cu",
         kernel="sm120_fp4_attention",
-        template=(fp4, head_dim, tile.warps, tile.stages, smooth_q, masked),
+        template=(fp4, scores, tile.warps, tile.stages, tile.blocks, masked),
         params=f"7Q{MASK}{OUTPUT}Q12i",
         threads=32 * tile.warps,
-        shared_bytes=tile.stages * (_stage_bytes(head_dim, smooth_q) + 16),  # 16: two barriers
-        **gpus_of(fp4, needed=smooth_q),
-        spill_bytes=_SPILLS.get((head_dim, masked), 0) if native else _EMULATION_SPILLS,
+        shared_bytes=tile.stages * (stage + 16),  # 16: two barriers
+        **gpus_of(fp4, needed=smooth_q or precision == "int8_fp4"),
+        spill_bytes=_SPILLS.get(key, 0) if native else _EMULATION_SPILLS,
         spill_reason=_SPILL_REASON if native else _EMULATION_REASON,
     )
 
@@ -107,18 +123,13 @@ def gpus_of(fp4: str, *, needed: bool) -> dict[str, int]:
     }
 
 
-def _stage_bytes(head_dim: int, smooth_q: bool) -> int:
-    """A tile of K and V, see fp4_layout.cuh, and of what smoothing took from two blocks of Q."""
-    k_dim = parts(head_dim, 64) * 64
-    kv_bytes = TILE_BLOCKS * (k_dim + head_dim) * 36
-    return kv_bytes + (Q_BLOCKS * TILE_BLOCKS * DELTA_BYTES if smooth_q else 0)
-
-
 _ATTENTION = {
-    (fp4, head_dim, smooth_q, masked): attention_variant(fp4, head_dim, smooth_q, masked)
+    (fp4, precision, head_dim, smooth_q, masked): attention_variant(
+        fp4, precision, head_dim, smooth_q, masked
+    )
     for fp4 in (NATIVE, EMULATED)
-    for head_dim, masked in TILES
-    for smooth_q in (False, True)
+    for precision, head_dim, masked in TILES
+    for smooth_q in ((False, True) if precision == "fp4" else (False,))
 }
 VARIANTS = tuple(_ATTENTION.values())
 
@@ -138,48 +149,67 @@ def attend(
     mask: torch.Tensor | None,
     scale: float,
     causal: bool,
+    precision: str = "fp4",
     fp4: str = NATIVE,
     smooth_q: bool = True,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """``softmax(scale Q K^T + mask) V`` in NVFP4: [B, Hq, Nq, D], token-major in memory.
+    """``softmax(scale Q K^T + mask) V`` with P V in NVFP4: [B, Hq, Nq, D], token-major in memory.
 
     q: [B, Hq, Nq, D]; k, v: [B, Hk, Nk, D], all fp16, bf16 or fp32, D up to 256. mask: None, bool
-    (True = attend) or additive, [B|1, Hq|1, Nq|1, Nk|1]. fp4: NATIVE or EMULATED. smooth_q: blocks
-    of queries lose their mean. return_lse: also the logarithm of the sum of each row's
-    exponentiated scores, FP32 [B, Hq, Nq].
+    (True = attend) or additive, [B|1, Hq|1, Nq|1, Nk|1]. precision: fp4 or int8_fp4. fp4: NATIVE or
+    EMULATED. smooth_q: blocks of queries lose their mean; of fp4 only. return_lse: also the
+    logarithm of the sum of each row's exponentiated scores, FP32 [B, Hq, Nq].
     """
     k, v, mask = in_reach(k, v, mask, causal, q)
     channels = q.shape[3]
     q, k, v = readable(q, k, v)
     live_keys = find_live_keys(mask, causal, q, k)
-    packed = pack(
-        q, k, v, live_keys=live_keys, scale=scale, masked=mask is not None, smooth_q=smooth_q
-    )
+    smooth_q = smooth_q and precision == "fp4"
+    packed = pack(q, k, v, precision, live_keys, scale, masked=mask is not None, smooth_q=smooth_q)
     out = token_major_like(q)
     lse = None
     if return_lse:
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    launch_attention(packed, q, k, mask, live_keys, causal, out, lse, fp4=fp4, smooth_q=smooth_q)
+    launch_attention(
+        packed,
+        q,
+        k,
+        mask,
+        live_keys,
+        causal,
+        out,
+        lse,
+        precision=precision,
+        fp4=fp4,
+        smooth_q=smooth_q,
+    )
     out = first_channels(out, channels)
     if not return_lse:
         return out
     key_mean = packed.part("k_means", torch.float32, *k.shape[:2], 1, packed.layout.head_dim)
+    if precision == "int8_fp4":
+        key_mean = rotate_back(key_mean)
     return out, true_lse(lse, q, key_mean[..., : q.shape[3]], scale)
 
 
-def pack(q, k, v, *, live_keys, scale: float, masked: bool, smooth_q: bool) -> Packed:
+def pack(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    precision: str,
+    live_keys: torch.Tensor | None,
+    scale: float,
+    *,
+    masked: bool,
+    smooth_q: bool,
+) -> Packed:
     """Q, K and V for the attention kernel of this head_dim; see ``fp4_quantise.quantise``."""
-    tile = TILES[padded_head_dim(q.shape[3]), masked]
-    return quantise(
-        q,
-        k,
-        v,
-        live_keys=live_keys,
-        scale=scale,
-        q_block_tokens=tile.q_block_tokens,
-        smooth_q=smooth_q,
-    )
+    tile = TILES[precision, padded_head_dim(q.shape[3]), masked]
+    options = {"live_keys": live_keys, "scale": scale, "q_block_tokens": tile.q_block_tokens}
+    if precision == "int8_fp4":
+        return int8_fp4_quantise.quantise(q, k, v, **options)
+    return fp4_quantise.quantise(q, k, v, **options, smooth_q=smooth_q)
 
 
 def launch_attention(
@@ -192,6 +222,7 @@ def launch_attention(
     out: torch.Tensor,
     lse: torch.Tensor | None,
     *,
+    precision: str,
     fp4: str,
     smooth_q: bool,
 ) -> None:
@@ -203,7 +234,7 @@ def launch_attention(
     start = packed.buffer.data_ptr()
     batch, q_heads, q_len, channels = q.shape
     row_blocks = layout.q_blocks // Q_BLOCKS
-    variant = _ATTENTION[fp4, layout.head_dim, smooth_q, mask is not None]
+    variant = _ATTENTION[fp4, precision, layout.head_dim, smooth_q, mask is not None]
     mask_values, out_values = mask_view(mask), view(out)
     bytes_per_row_block = layout.kv_blocks * Q_BLOCKS * DELTA_BYTES if smooth_q else 0
     pieces = list(cut(batch * q_heads, row_blocks, bytes_per_row_block))
@@ -224,7 +255,7 @@ def launch_attention(
             len(blocks) * len(heads),
             start + layout.q_codes,
             start + layout.q_scales,
-            start + layout.q_factors,
+            start + layout.q_factors if precision == "fp4" else 0,
             start + layout.kv,
             start + layout.kv_scales,
             start + layout.v_means,

@@ -71,6 +71,44 @@ def unpack_blocks(blocks: torch.Tensor, head_dim: int) -> KvCodes:
     )
 
 
+# ------------------------------------------------------------------------------- keys in INT8
+class Int8KvCodes(NamedTuple):
+    """Blocks of 64 keys: k int8 [..., 64, D] in the order of keys, k_scales FP32 [..., 4].
+
+    Scale t is that of the keys 32n + 8t .. 32n + 8t + 7. v and v_scales as above.
+    """
+
+    k: torch.Tensor
+    k_scales: torch.Tensor
+    v: torch.Tensor
+    v_scales: torch.Tensor
+
+
+def int8_block_bytes(head_dim: int) -> int:
+    return BLOCK_KEYS * head_dim + head_dim * (_ROW_BYTES + BLOCK_KEYS // NVFP4_BLOCK) + 128
+
+
+def unpack_int8_blocks(blocks: torch.Tensor, head_dim: int) -> Int8KvCodes:
+    """What lies in [..., bytes] of blocks whose K is in INT8."""
+    v_bytes, groups = head_dim * _ROW_BYTES, BLOCK_KEYS // NVFP4_BLOCK
+    k, v, k_scales, v_scales = blocks.split(
+        [BLOCK_KEYS * head_dim, v_bytes, 128, head_dim * groups], -1
+    )
+    k = k.unflatten(-1, (head_dim // _ROW_BYTES, BLOCK_KEYS, _ROW_BYTES))
+    k = _swap_halves(k).movedim(-3, -2).flatten(-2)[..., rows_of_keys(), :]
+    return Int8KvCodes(
+        k.view(torch.int8),
+        k_scales[..., :16].contiguous().view(torch.float32),
+        unpack_nibbles(_swap_halves(v.unflatten(-1, (head_dim, _ROW_BYTES)))),
+        v_scales.unflatten(-1, (head_dim, groups)),
+    )
+
+
+def int8_scale_of_keys() -> torch.Tensor:
+    """Which of a block's four scales each of its 64 keys has."""
+    return torch.arange(BLOCK_KEYS) // 8 % 4
+
+
 def _swap_halves(panel: torch.Tensor) -> torch.Tensor:
     """[..., rows, 32] with the 16-byte halves of rows with bit 2 set swapped: its own inverse."""
     swapped = panel.roll(_ROW_BYTES // 2, -1)

@@ -23,10 +23,13 @@ from .formats import (
     round_e4m3,
 )
 from .fp4_layout import BLOCK_KEYS, KvCodes, k_dim
+from .sampling import sampled_deviation
+from .smoothing import balance_of, hadamard
 
 RANGE = 1 / 256  # kernels/cuda/rows.cuh
 NVFP4_MAX = E4M3_MAX * E2M1_MAX
 SMALLEST_AMAX = 1e-35
+SMALLEST_NORM = 1e-33
 SMALLEST_DEVIATION = 1 / 4096  # of a block of Q, beside its mean
 LARGEST_EXPONENT, SMALLEST_FACTOR = 2.0**22, 1e-37
 FLOAT_MAX = torch.finfo(torch.float32).max
@@ -38,7 +41,7 @@ WARP_ROWS = 16
 
 
 class Operands(NamedTuple):
-    """Q, K and V as the attention kernel reads them.
+    """Q, K and V as the attention kernel reads them in NVFP4; in INT8: int8_fp4_model.py.
 
     q [B, Hq, Nq, k_dim], k [B, Hk, keys, k_dim] and v [B, Hk, D, keys]: codes times block scales,
     keys filled up with zeros to whole blocks. q_factors [B, Hq, q_blocks, 2]: scale times softmax
@@ -56,6 +59,20 @@ class Operands(NamedTuple):
     delta: torch.Tensor | None
     q_block_tokens: int
     kv_len: int
+
+    magic = 0.0  # what scores stand beside, as the kernel holds them
+
+    def factors(self, keys: slice) -> torch.Tensor:
+        """From scores to exponents of two: FP32 [B, Hq, Nq, 1], the same for all keys."""
+        group = self.q.shape[1] // self.k.shape[1]
+        kv_scales = self.kv_scales.repeat_interleave(group, 1)
+        factor = self.q_factors[..., :1] * kv_scales[..., None, :1]
+        factor = torch.minimum(factor, self.q_factors[..., 1:]).clamp_min(SMALLEST_FACTOR)
+        return self.per_row(factor)
+
+    def per_row(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [B, Hq, q_blocks, ...] for each query of its block: [B, Hq, Nq, ...]."""
+        return x.repeat_interleave(self.q_block_tokens, 2)[:, :, : self.q.shape[2]]
 
 
 class Codes(NamedTuple):
@@ -122,20 +139,29 @@ def quantise(
     mean = blocks.double().sum(3, keepdim=True) / exists.sum(1, keepdim=True)
     mean = mean.float() if smooth_q else torch.zeros_like(mean).float()
     deviation = (blocks - mean).masked_fill(~exists, 0.0)
+    balance = _balance(q, k, live)
+    k, _, k_size = smooth(k, live)
+    rotation = hadamard(head_dim, q.device).double() * _root(head_dim)
+    q_balance = balance.repeat_interleave(q.shape[1] // k.shape[1], 1)[:, :, None]
+
     mean_amax = mean.abs().amax((-2, -1), keepdim=True)
-    amax = deviation.abs().amax((-2, -1), keepdim=True)
-    amax = torch.maximum(amax, mean_amax * SMALLEST_DEVIATION).clamp_min(SMALLEST_AMAX)
-    scaled = deviation * (sign * _to_codes(amax))
+    balanced_mean = (mean.abs() * q_balance).amax((-2, -1), keepdim=True)
+    norm = _norm(deviation.abs().amax(-2, keepdim=True) * q_balance)
+    norm = torch.maximum(norm, balanced_mean * SMALLEST_DEVIATION)
+    scaled = deviation * (sign * q_balance * _to_codes(norm) * _float32(1 / _root(head_dim)))
+    scaled = (scaled.double() @ rotation).float()
     q_codes, q_scales = quantise_blocks(_widen(scaled.flatten(2, 3)[:, :, :q_len], head_dim))
     mean_unit = mean_amax.clamp_min(SMALLEST_AMAX)
-    mean_units = mean_unit * _to_codes(amax)
-    q_factors = amax * _float32(1 / (NVFP4_MAX * RANGE)) * abs(_float32(scale * LOG2_E))
-    limits = LARGEST_EXPONENT / (k_dim(head_dim) * NVFP4_MAX) / (NVFP4_MAX + mean_units)
+    mean_units = mean_unit * _to_codes(norm)
+    q_factors = norm * _float32(1 / (NVFP4_MAX * RANGE)) * abs(_float32(scale * LOG2_E))
+    largest = NVFP4_MAX * (2.0 + k_dim(head_dim) ** 0.5 * balanced_mean / norm)
+    limits = _float32(LARGEST_EXPONENT / NVFP4_MAX) / largest
 
-    k, k_amax, _ = _smooth(k, live)
-    v, v_amax, v_mean = _smooth(v, live)
+    k_norm = _norm(k.abs().amax(2, keepdim=True) / balance)
+    v, v_mean, v_amax = smooth(v, live)
     missing = -kv_len % (2 * BLOCK_KEYS)
-    k_scaled = F.pad(k * _to_codes(k_amax), (0, 0, 0, missing))
+    k_scaled = k * (1.0 / balance * _to_codes(k_norm) * _float32(1 / _root(head_dim)))
+    k_scaled = F.pad((k_scaled.double() @ rotation).float(), (0, 0, 0, missing))
     v_scaled = F.pad(v * _to_codes(v_amax), (0, 0, 0, missing))
     k_codes, k_scales = quantise_blocks(_widen(k_scaled, head_dim))
     v_codes, v_scales = quantise_blocks(v_scaled.mT.contiguous())
@@ -143,22 +169,22 @@ def quantise(
     delta = None
     if smooth_q:
         means = (sign * mean / mean_unit).half().double().squeeze(3)
-        keys = F.pad((k / k_amax).half().double(), (0, 0, 0, missing))
+        keys = F.pad((k / k_size).half().double(), (0, 0, 0, missing))
         group = q.shape[1] // k.shape[1]
         delta = (means @ keys.repeat_interleave(group, 1).mT).float()
-        delta = delta * (mean_units * NVFP4_MAX).squeeze(-1)
+        k_units = (k_size / k_norm * NVFP4_MAX).repeat_interleave(group, 1)
+        delta = delta * mean_units.squeeze(-1) * k_units
     kv = KvCodes(
         *(x.unflatten(2, (-1, BLOCK_KEYS)) for x in (k_codes, k_scales)),
-        v_codes.unflatten(-1, (-1, BLOCK_KEYS)).movedim(-2, 2),
-        v_scales.unflatten(-1, (-1, BLOCK_KEYS // NVFP4_BLOCK)).movedim(-2, 2),
+        *in_blocks(v_codes, v_scales),
     )
-    amaxes = torch.cat([k_amax, v_amax], -1).squeeze(2)
+    sizes = torch.cat([k_norm, v_amax], -1).squeeze(2)
     operands = Operands(
         q=dequantise_blocks(q_codes, q_scales),
         q_factors=torch.cat([q_factors, limits], -1).squeeze(3),
         k=dequantise_blocks(k_codes, k_scales),
         v=dequantise_blocks(v_codes, v_scales),
-        kv_scales=amaxes * _float32(1 / (NVFP4_MAX * RANGE)),
+        kv_scales=sizes * _float32(1 / (NVFP4_MAX * RANGE)),
         v_means=v_mean.squeeze(2) / RANGE,
         delta=delta,
         q_block_tokens=q_block_tokens,
@@ -167,14 +193,43 @@ def quantise(
     return Codes(q_codes, q_scales, kv), operands
 
 
-def _smooth(x: torch.Tensor, live: torch.Tensor | None):
-    """(x less its token mean, the largest |of that|, the mean); what is not live becomes zero."""
+def in_blocks(codes: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """V's codes [B, Hk, D, keys] and scales [B, Hk, D, keys / 16] by blocks of keys."""
+    return (
+        codes.unflatten(-1, (-1, BLOCK_KEYS)).movedim(-2, 2),
+        scales.unflatten(-1, (-1, BLOCK_KEYS // NVFP4_BLOCK)).movedim(-2, 2),
+    )
+
+
+def smooth(x: torch.Tensor, live: torch.Tensor | None):
+    """(x less its token mean, the mean, the largest |x less it|); what is not live becomes zero."""
     live = torch.ones_like(x[..., :1], dtype=torch.bool) if live is None else live[..., None]
     x = x.masked_fill(~live, 0.0)
     count = live.sum(2, keepdim=True).clamp_min(1)
     mean = (x.double().sum(2, keepdim=True) / count).float()
     x = (x - mean).masked_fill(~live, 0.0)
-    return x, x.abs().amax((2, 3), keepdim=True).clamp_min(SMALLEST_AMAX), mean
+    return x, mean, x.abs().amax((2, 3), keepdim=True).clamp_min(SMALLEST_AMAX)
+
+
+def _balance(q, k, live: torch.Tensor | None) -> torch.Tensor:
+    """Factors of Q's channels [B, Hk, 1, D], from q [B, Hq, Nq, D] and k [B, Hk, Nk, D]."""
+    all_live = torch.ones(1, 1, 1, dtype=torch.bool, device=q.device)
+    live = (all_live if live is None else live).expand(k.shape[:3])
+    q_deviation = sampled_deviation(q, all_live.expand(q.shape[:3])).unflatten(1, (k.shape[1], -1))
+    k_deviation = sampled_deviation(k, live)[:, :, None]
+    return balance_of(q_deviation, k_deviation).squeeze(2)
+
+
+def _norm(x: torch.Tensor) -> torch.Tensor:
+    """Of ``x`` [..., D], none negative, as norm_over_block of fp4_balance.cuh: [..., 1]."""
+    largest = x.amax(-1, keepdim=True).clamp_min(SMALLEST_NORM)
+    share = (x / largest).double()
+    norm = largest * share.square().sum(-1, keepdim=True).float().sqrt()
+    return norm.clamp_min(SMALLEST_NORM)
+
+
+def _root(head_dim: int) -> float:
+    return (head_dim & -head_dim) ** 0.5
 
 
 def _to_codes(amax: torch.Tensor) -> torch.Tensor:
@@ -198,10 +253,6 @@ def attend(
     k = operands.k.double().repeat_interleave(group, 1)
     v = operands.v.double().repeat_interleave(group, 1)
     kv_scales = operands.kv_scales.repeat_interleave(group, 1)
-    q_len = q.shape[2]
-    factor = operands.q_factors[..., :1] * kv_scales[..., None, :1]
-    factor = torch.minimum(factor, operands.q_factors[..., 1:]).clamp_min(SMALLEST_FACTOR)
-    factor = _per_row(factor, operands, q_len).double()
     reference = torch.full((*q.shape[:3], 1), -FLOAT_MAX, dtype=torch.double, device=q.device)
     out = torch.zeros(*q.shape[:3], v.shape[2], dtype=torch.double, device=q.device)
     total = torch.zeros_like(reference)
@@ -209,20 +260,24 @@ def attend(
         keys = slice(first, first + BLOCK_KEYS)
         s = q @ k[:, :, keys].mT
         if operands.delta is not None:
-            s = s + _per_row(operands.delta[..., keys], operands, q_len)
-        s, unit = _see(_f32(s), factor, first, operands.kv_len, causal, mask)
-        tops = s.unflatten(-1, (-1, NVFP4_BLOCK)).amax(-1)
-        highest = _f32(tops.amax(-1, keepdim=True) * unit)
+            s = s + operands.per_row(operands.delta[..., keys])
+        s, factor, magic = _f32(s), operands.factors(keys).double(), operands.magic
+        if mask is not None:
+            s, factor, magic = _biased(s, factor, first, operands.kv_len, mask), 1.0, 0.0
+        s = _hide(s, first, operands.kv_len, causal)
+        tops = _f32(s * factor).unflatten(-1, (-1, NVFP4_BLOCK)).amax(-1)
+        highest = tops.amax(-1, keepdim=True)
         behind = _any_in_warp(highest > reference + REFERENCE_SLACK)
         moved = torch.where(behind, torch.maximum(reference, highest), reference)
         shrink = torch.exp2(reference - moved)
         out, total, reference = out * shrink, total * shrink, moved
 
         shift = _f32(_float32(LOG2_P_UNIT - LOG2_E2M1_MAX) - reference)
-        scale = torch.exp2(_f32(tops * unit + shift)).float().clamp_min(2.0**-9)
+        scale = torch.exp2(_f32(tops + shift)).float().clamp_min(2.0**-9)
         scale = round_e4m3(scale).double()[..., None]
         shift = _f32(_f32(_float32(LOG2_P_UNIT) - reference)[..., None] - _f32(scale.log2()))
-        x = torch.exp2(_f32(s.unflatten(-1, (-1, NVFP4_BLOCK)) * unit[..., None] + shift))
+        shift = _f32(shift.expand(*tops.shape, NVFP4_BLOCK).flatten(-2) - magic * factor)
+        x = torch.exp2(_f32((s + magic) * factor + shift)).unflatten(-1, (-1, NVFP4_BLOCK))
         p = (round_e2m1(x.float()).double() * scale).flatten(-2)
         out = out + p @ v[..., keys].mT
         total = total + p.sum(-1, keepdim=True)
@@ -235,24 +290,24 @@ def attend(
     return o.masked_fill(blind, 0.0), lse.squeeze(-1)
 
 
-def _see(s, factor, first: int, kv_len: int, causal: bool, mask):
-    """Scores with hidden keys at -inf and what they are to be multiplied by to be exponents."""
+def _hide(s, first: int, kv_len: int, causal: bool):
+    """Scores with keys past the end, and future ones, at -inf."""
     key = torch.arange(first, first + BLOCK_KEYS, device=s.device)
     hidden = key >= kv_len
     if causal:
         hidden = hidden | (key > torch.arange(s.shape[2], device=s.device)[:, None])
-    if mask is not None:
-        tile = mask.expand(*mask.shape[:-1], kv_len)[..., first : first + BLOCK_KEYS]
-        missing = BLOCK_KEYS - tile.shape[-1]
-        if mask.dtype == torch.bool:
-            hidden = hidden | ~F.pad(tile, (0, missing))
-            s = _f32(s * factor)
-        else:
-            bias = F.pad(tile.float(), (0, missing))
-            exponent = (bias * _float32(LOG2_E)).clamp_min(-0.99 * FLOAT_MAX)
-            s = _f32(s * factor + torch.where(bias < -FLOAT_MAX, bias, exponent))
-        factor = torch.ones_like(factor)
-    return s.masked_fill(hidden, -torch.inf), factor
+    return s.masked_fill(hidden, -torch.inf)
+
+
+def _biased(s, factor, first: int, kv_len: int, mask: torch.Tensor):
+    """Exponents of two, hidden or biased by a mask."""
+    tile = mask.expand(*mask.shape[:-1], kv_len)[..., first : first + BLOCK_KEYS]
+    missing = BLOCK_KEYS - tile.shape[-1]
+    if mask.dtype == torch.bool:
+        return _f32(s * factor).masked_fill(~F.pad(tile, (0, missing)), -torch.inf)
+    bias = F.pad(tile.float(), (0, missing))
+    exponent = (bias * _float32(LOG2_E)).clamp_min(-0.99 * FLOAT_MAX)
+    return _f32(s * factor + torch.where(bias < -FLOAT_MAX, bias, exponent))
 
 
 def _any_in_warp(x: torch.Tensor) -> torch.Tensor:
@@ -260,11 +315,6 @@ def _any_in_warp(x: torch.Tensor) -> torch.Tensor:
     rows = x.shape[-2]
     warps = F.pad(x, (0, 0, 0, -rows % WARP_ROWS)).unflatten(-2, (-1, WARP_ROWS))
     return warps.any(-2, keepdim=True).expand_as(warps).flatten(-3, -2)[..., :rows, :]
-
-
-def _per_row(x: torch.Tensor, operands: Operands, q_len: int) -> torch.Tensor:
-    """``x`` [B, Hq, q_blocks, ...] for each query of its block: [B, Hq, Nq, ...]."""
-    return x.repeat_interleave(operands.q_block_tokens, 2)[:, :, :q_len]
 
 
 def _f32(x: torch.Tensor) -> torch.Tensor:

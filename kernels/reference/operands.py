@@ -13,7 +13,7 @@ from .formats import (
     quantise_nvfp4,
 )
 from .scheme import Scheme
-from .smoothing import block_mean, hadamard, per_token, token_mean
+from .smoothing import balance_factors, block_mean, hadamard, per_token, token_mean
 from .visibility import Visibility
 
 
@@ -89,6 +89,9 @@ def prepare(
     if scheme.smooth_v:
         v_mean = token_mean(v, live)
         v = _centre(v, v_mean, live)
+    if scheme.balance:
+        factor = balance_factors(q, k, live)
+        q, k = q * factor, k / factor
     if scheme.rotate:
         rotation = hadamard(q.shape[-1], q.device).double()
         # In FP64, since in FP32 a GPU may take TF32, whose rounding moves codes.

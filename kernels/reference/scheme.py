@@ -21,7 +21,8 @@ class Scheme:
         INT8, int8 is P in 0..127 and V in INT8, both with a scale of P per row and tile; e4m3 is
         P and V in FP8.
     smooth_k, smooth_v: subtract the token mean. smooth_q: subtract the mean of each query block.
-    rotate: Hadamard rotation of Q and K before everything else.
+    balance: scale channels so that they deviate alike in Q and in K. rotate: then a Hadamard
+        rotation of Q and K. Both after the smoothing of K and before that of Q.
     scale_search: choose the NVFP4 scales of Q, K and V by least squared error.
     p_scaling: two_level scales P to 448 * 6 before NVFP4; direct quantises P in [0, 1].
     quantised_row_sum: the denominator sums P as quantised rather than as computed.
@@ -35,6 +36,7 @@ class Scheme:
     smooth_q: bool = True
     smooth_k: bool = True
     smooth_v: bool = False
+    balance: bool = False
     rotate: bool = False
     scale_search: bool = False
     p_scaling: str = "two_level"
@@ -65,9 +67,11 @@ class Scheme:
 _INT8_QK = Scheme(qk="int8", qk_scale="thread", smooth_q=False, smooth_v=True, rotate=True)
 
 # The best of each precision at the cost of its matrix products, by the figures in docs/numerics.md.
-# Rotation helps the even grid of INT8 and harms NVFP4, whose blocks contain outlier channels.
+# Rotation alone harms NVFP4, whose blocks contain outlier channels; after balancing it helps.
 SCHEMES: dict[str, Scheme] = {
-    "fp4": Scheme(scale_search=True, smooth_v=True, quantised_row_sum=True),
+    "fp4": Scheme(
+        scale_search=True, smooth_v=True, quantised_row_sum=True, balance=True, rotate=True
+    ),
     "int8_fp4": replace(_INT8_QK, scale_search=True, quantised_row_sum=True),
     "int8": replace(_INT8_QK, pv="uint8"),
 }

@@ -2,8 +2,8 @@
 
 Softmax ignores a constant added to a row of scores, so K may lose its token mean; rows of P sum to
 one, so V may too, if the mean is added back to O; Q may lose a mean per block if that mean's scores
-are added back (SageAttention3 paper, section 3.1); and Q K^T is unchanged when one orthonormal
-matrix rotates both.
+are added back (SageAttention3 paper, section 3.1); and Q K^T is unchanged when a channel of Q is
+multiplied by what it is divided by in K, or when one orthonormal matrix rotates both.
 """
 
 import functools
@@ -11,6 +11,9 @@ import functools
 import torch
 
 from .formats import pad_to_multiple
+
+SMALLEST_LARGEST = 1e-35
+SMALLEST_SHARE = 1 / 4096  # of a channel's deviation in its head's largest; taken for those below
 
 
 def token_mean(x: torch.Tensor, live: torch.Tensor | None) -> torch.Tensor:
@@ -26,14 +29,44 @@ def token_mean(x: torch.Tensor, live: torch.Tensor | None) -> torch.Tensor:
 def block_mean(x: torch.Tensor, block: int) -> torch.Tensor:
     """Means over blocks of ``block`` tokens of ``x`` [..., N, D] as [..., ceil(N / block), D]."""
     tokens = x.shape[-2]
-    sums = pad_to_multiple(x.mT, block).unflatten(-1, (-1, block)).sum(-1).mT
+    # Dividing first, as in token_mean.
+    shares = pad_to_multiple((x / block).mT, block).unflatten(-1, (-1, block)).sum(-1).mT
     starts = torch.arange(0, tokens, block, device=x.device)
-    return sums / (tokens - starts).clamp_max(block)[:, None]
+    return shares * (block / (tokens - starts).clamp_max(block))[:, None]
 
 
 def per_token(x: torch.Tensor, block: int, tokens: int) -> torch.Tensor:
     """Each row of ``x`` [..., ceil(tokens / block), D] repeated for the tokens of its block."""
     return x.repeat_interleave(block, -2)[..., :tokens, :]
+
+
+def balance_factors(q: torch.Tensor, k: torch.Tensor, live: torch.Tensor | None) -> torch.Tensor:
+    """What to multiply Q's channels by, and divide K's, so that both deviate alike.
+
+    q [..., Hq, N, D] (FP32), whose heads all read the one head of k [..., 1, Nk, D]. Gives
+    [..., 1, 1, D]. live: bool [..., 1, Nk, 1], the keys that count; None: all. The deviation of a
+    channel is the mean one from its mean over tokens, in Q the largest over heads. Not the largest
+    over tokens: one key that outshines all others would decide.
+    """
+    return balance_of(mean_deviation(q, None), mean_deviation(k, live))
+
+
+def balance_of(q_deviation: torch.Tensor, k_deviation: torch.Tensor) -> torch.Tensor:
+    """The same from deviations [..., Hq, 1, D] and [..., 1, 1, D]."""
+    shares = []
+    for deviation in (k_deviation, q_deviation.amax(-3, keepdim=True)):
+        largest = deviation.amax(-1, keepdim=True).clamp_min(SMALLEST_LARGEST)
+        shares.append((deviation / largest).clamp_min(SMALLEST_SHARE))
+    k_share, q_share = shares
+    return (k_share / q_share).sqrt()
+
+
+def mean_deviation(x: torch.Tensor, live: torch.Tensor | None) -> torch.Tensor:
+    """Of each channel of ``x`` [..., N, D] from its mean over tokens: [..., 1, D]."""
+    count = x.shape[-2] if live is None else live.sum(-2, keepdim=True).clamp_min(1)
+    off = (x - token_mean(x, live)).abs()
+    off = off if live is None else off.masked_fill(~live, 0.0)
+    return (off / count).sum(-2, keepdim=True)
 
 
 @functools.lru_cache(maxsize=32)

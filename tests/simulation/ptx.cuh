@@ -76,6 +76,7 @@ const T& shared_at(u32 address) {
   if (address % sizeof(T) || address + sizeof(T) > shared_bytes) fail("a wrong shared address");
   return *reinterpret_cast<const T*>(shared_memory + address);
 }
+inline float load_shared_float(u32 address) { return shared_at<float>(address); }
 inline u32 load_shared_word(u32 address) { return shared_at<u32>(address); }
 inline void load_shared_words(u32 (&x)[2], u32 address) {
   const uint2 v = shared_at<uint2>(address);

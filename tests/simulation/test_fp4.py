@@ -2,16 +2,23 @@
 
 import pytest
 import torch
-from sageattention3.kernels.launch import fp4_proof, fp4_quantise, geometry, sm120_fp4
+from sageattention3.kernels.launch import (
+    fp4_proof,
+    fp4_quantise,
+    geometry,
+    int8_fp4_quantise,
+    sm120_fp4,
+)
 from sageattention3.kernels.launch.sm120_fp4 import EMULATED, TILES, attend
 from sageattention3.kernels.metrics import compare
 from sageattention3.kernels.reference import (
     SCHEMES,
     exact_attention,
     fp4_model,
+    int8_fp4_model,
     reference_attention,
 )
-from sageattention3.kernels.reference.fp4_layout import unpack_blocks
+from sageattention3.kernels.reference.fp4_layout import unpack_blocks, unpack_int8_blocks
 
 from .launcher import COMPILER, Simulator
 
@@ -34,8 +41,11 @@ def simulator(compiled, monkeypatch):
     use(compiled, monkeypatch)
 
 
+each_precision = pytest.mark.parametrize("precision", ["fp4", "int8_fp4"])
+
+
 def use(simulator: Simulator, monkeypatch):
-    for module in (fp4_quantise, sm120_fp4, fp4_proof):
+    for module in (fp4_quantise, int8_fp4_quantise, sm120_fp4, fp4_proof):
         monkeypatch.setattr(module, "launch", simulator.launch)
 
 
@@ -56,24 +66,26 @@ def run(q, k, v, *, mask=None, causal=False, **options):
     return attend(q, k, v, mask=mask, scale=scale, causal=causal, fp4=EMULATED, **options)
 
 
-def check(q, k, v, *, smooth_q=True, **options):
+def model_operands(q, k, v, precision, *, masked, smooth_q, live=None):
+    """What the kernels' model makes of a call's tensors."""
+    scale, d = q.shape[-1] ** -0.5, q.shape[-1]
+    if precision == "int8_fp4":
+        return int8_fp4_model.quantise(q, k, v, scale=scale, live=live)[1]
+    tokens = TILES[precision, d, masked].q_block_tokens
+    options = {"scale": scale, "q_block_tokens": tokens, "smooth_q": smooth_q, "live": live}
+    return fp4_model.quantise(q, k, v, **options)[1]
+
+
+def check(q, k, v, *, precision="fp4", smooth_q=True, **options):
     """Against the kernels' model from inputs to outputs, and against exact attention."""
-    out = run(q, k, v, smooth_q=smooth_q, **options)
+    out = run(q, k, v, precision=precision, smooth_q=smooth_q, **options)
     right = exact_attention(q, k, v, **options)
-    masked = options.get("mask") is not None
-    _, operands = fp4_model.quantise(
-        q,
-        k,
-        v,
-        scale=q.shape[-1] ** -0.5,
-        q_block_tokens=TILES[q.shape[-1], masked].q_block_tokens,
-        smooth_q=smooth_q,
-    )
-    model, _ = fp4_model.attend(
-        operands, causal=options.get("causal", False), mask=options.get("mask")
-    )
+    mask, causal = options.get("mask"), options.get("causal", False)
+    masked = mask is not None
+    operands = model_operands(q, k, v, precision, masked=masked, smooth_q=smooth_q)
+    model, _ = fp4_model.attend(operands, causal=causal, mask=mask)
     assert compare(out, model).rel_l1 < 5e-3
-    scheme = reference_attention(q, k, v, scheme=SCHEMES["fp4"], **options)
+    scheme = reference_attention(q, k, v, scheme=SCHEMES[precision], **options)
     if smooth_q:
         assert compare(out, right).rel_l1 <= 1.15 * compare(scheme, right).rel_l1
     return out
@@ -84,22 +96,26 @@ def test_emulated_units_are_what_the_proof_wants():
 
 
 @pytest.mark.parametrize("d", [64, 96, 128, 256])
-@pytest.mark.parametrize("smooth_q", [False, True])
-def test_every_head_dim_with_and_without_smoothing_of_q(d, smooth_q):
-    check(*tensors(d=d), smooth_q=smooth_q)
+@pytest.mark.parametrize(
+    ("precision", "smooth_q"), [("fp4", False), ("fp4", True), ("int8_fp4", True)]
+)
+def test_every_head_dim_with_and_without_smoothing_of_q(d, precision, smooth_q):
+    check(*tensors(d=d), precision=precision, smooth_q=smooth_q)
 
 
 @pytest.mark.parametrize(("nq", "nk"), [(1, 1), (17, 64), (16, 65), (130, 129), (257, 300)])
 @pytest.mark.parametrize("causal", [False, True])
-def test_ragged_ends(nq, nk, causal):
+@each_precision
+def test_ragged_ends(nq, nk, causal, precision):
     if causal:
         nk = min(nq, nk)
-    check(*tensors(nq=nq, nk=nk), causal=causal)
+    check(*tensors(nq=nq, nk=nk), causal=causal, precision=precision)
 
 
 @pytest.mark.parametrize("kind", ["bool", "additive"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_masks(kind, causal):
+@each_precision
+def test_masks(kind, causal, precision):
     q, k, v = tensors(hq=4, hk=2, nq=140, nk=140)
     mask = torch.rand(1, 4, 140, 140, generator=torch.Generator().manual_seed(1)) < 0.6
     mask[..., 0] = True
@@ -107,15 +123,43 @@ def test_masks(kind, causal):
     if kind == "additive":
         bias = torch.randn(mask.shape, generator=torch.Generator().manual_seed(2))
         mask = bias.masked_fill(~mask, -torch.inf)
-    assert (check(q, k, v, mask=mask, causal=causal)[:, :, 9] == 0).all()
+    out = check(q, k, v, mask=mask, causal=causal, precision=precision)
+    assert (out[:, :, 9] == 0).all()
+
+
+def with_dead_keys(dtype):
+    """q, k, v of 40 channels and which keys count; the others hold what must not."""
+    q, k, v = tensors(hq=4, hk=2, nq=300, nk=200, d=40, dtype=dtype)
+    live = torch.rand(1, 1, 200, generator=torch.Generator().manual_seed(1)) < 0.7
+    k[:, :, ~live[0, 0]] = 1e4
+    return q, k, v, live
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_int8_quantising_kernels_write_what_their_model_writes(dtype):
+    q, k, v, live = with_dead_keys(dtype)
+    packed = sm120_fp4.pack(q, k, v, "int8_fp4", live, 0.2, masked=False, smooth_q=False)
+    layout = packed.layout
+    blocks = packed.part("kv", torch.uint8, 1, 2, layout.kv_blocks, layout.kv_block_bytes)
+    wide = [torch.nn.functional.pad(x, (0, 24)) for x in (q, k, v)]
+    codes, expected = int8_fp4_model.quantise(*wide, scale=0.2, live=live)
+    kv = unpack_int8_blocks(blocks, 64)
+    q_codes = packed.part("q_codes", torch.int8, 1, 4, 300, 64)
+    for mine, right in ((kv.k, codes.k), (q_codes, expected.q), (kv.v_scales, codes.v_scales)):
+        assert (mine.float() != right.float()).double().mean() < 1e-3
+    zeros = (kv.v & 7 == 0) & (codes.v & 7 == 0)
+    assert ((kv.v != codes.v) & ~zeros).double().mean() < 1e-3
+    assert torch.allclose(kv.k_scales, codes.k_scales, rtol=1e-4)
+    kv_scales = packed.part("kv_scales", torch.float32, 1, 2, 2)
+    assert torch.allclose(kv_scales, expected.kv_scales, rtol=1e-4)
+    q_scales = packed.part("q_scales", torch.float32, 1, 4, 300)
+    assert torch.allclose(q_scales, expected.q_scales, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_quantising_kernels_write_what_their_model_writes(dtype):
-    q, k, v = tensors(hq=4, hk=2, nq=300, nk=200, d=40, dtype=dtype)
-    live = torch.rand(1, 1, 200, generator=torch.Generator().manual_seed(1)) < 0.7
-    k[:, :, ~live[0, 0]] = 1e4
-    packed = sm120_fp4.pack(q, k, v, live_keys=live, scale=0.2, masked=False, smooth_q=True)
+    q, k, v, live = with_dead_keys(dtype)
+    packed = sm120_fp4.pack(q, k, v, "fp4", live, 0.2, masked=False, smooth_q=True)
     layout = packed.layout
     blocks = packed.part("kv", torch.uint8, 1, 2, layout.kv_blocks, layout.kv_block_bytes)
     wide = [torch.nn.functional.pad(x, (0, 24)) for x in (q, k, v)]
@@ -138,39 +182,73 @@ def test_pieces_give_the_same_bits_as_one_launch(monkeypatch):
         assert torch.equal(run(*given, causal=causal), expected[causal])
 
 
-def test_log_sum_exp_is_that_of_the_scores():
+@each_precision
+def test_log_sum_exp_is_that_of_the_scores(precision):
     q, k, v = tensors()
-    _, lse = run(q, k, v, return_lse=True)
+    _, lse = run(q, k, v, precision=precision, return_lse=True)
     right = (q @ k.repeat_interleave(2, 1).mT * 64**-0.5).logsumexp(-1)
     assert (lse - right).abs().max() < 0.2
 
 
-def test_nan_reaches_the_output_and_huge_numbers_stay_finite():
+@each_precision
+def test_nan_reaches_the_output_and_huge_numbers_stay_finite(precision):
     for index in range(3):
         given = tensors(hq=1)
         given[index][0, 0, 3, 5] = torch.nan
-        assert run(*given).isnan().any()
+        assert run(*given, precision=precision).isnan().any()
     q, k, v = tensors(hq=1)
-    out = run(q * 1e36, k * 1e36, v * 1e36)
+    out = run(q * 1e36, k * 1e36, v * 1e36, precision=precision)
     assert out.isfinite().all()
     assert out.any(-1).all()  # no row lost its maximum
+
+
+def check_plain_and_sharp(precision):
+    """Sharp rows of scores find new maxima in most blocks of keys."""
+    q, k, v = tensors(hq=1, nq=40, nk=300)
+    check(q, k, v, precision=precision)
+    check(4 * q, k, v, precision=precision)
+
+
+@each_precision
+def test_plain_and_sharp_rows(precision):
+    check_plain_and_sharp(precision)
 
 
 @pytest.mark.parametrize(
     "fault",
     [
-        ("fp4_warp.cuh", "switch (n % 4)", "switch (n % 4 ^ 1)"),  # lanes that scales come from
+        ("fp4_mma.cuh", "switch (n % 4)", "switch (n % 4 ^ 1)"),  # lanes that scales come from
         ("fp4_warp.cuh", "0x7351 : 0x6240", "0x6240 : 0x7351"),  # rows of P's scales
         ("fp4_warp.cuh", "0x7351 : 0x6240", "0x7531 : 0x6420"),  # order of P's scales
         ("fp4_warp.cuh", "unpack_e4m3(scale, codes);", ""),  # P divided by the scale unrounded
-        ("fp4_warp.cuh", "(n * 4 + t()) * 16", "(n * 4 + 3 - t()) * 16"),  # keys of Q's lost scores
+        ("fp4_scores.cuh", "(n * 4 + t) * 16", "(n * 4 + 3 - t) * 16"),  # keys of Q's lost scores
         ("fp4_warp.cuh", "out[n][i] *= shrink[i / 2]", "out[n][i] *= shrink[i % 2]"),
         ("fp4_layout.cuh", "8 * j + 2 * t + e", "8 * t + 2 * j + e"),  # rows of K
         ("panels.cuh", "row * 32 + (byte ^ ((row & 4) << 2))", "row * 32 + byte % 16"),
         ("live_keys.cuh", "token < end && live", "live"),  # tokens of the next stretch
+        ("fp4_balance.cuh", "part & distance ? -1.0f", "part & distance ? 1.0f"),  # rotation
+        ("fp4_balance.cuh", "return sqrtf(share", "return (share"),
     ],
 )
 def test_a_fault_in_the_sources_is_noticed(fault, tmp_path, monkeypatch):
     use(Simulator(tmp_path, fault), monkeypatch)
     with pytest.raises(AssertionError):
-        check(*tensors(hq=1, nq=40, nk=300))
+        check_plain_and_sharp("fp4")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ("int8_scores.cuh", "threadIdx.x % 4 * 4", "(threadIdx.x % 4 ^ 1) * 4"),  # scales of K
+        ("int8_scores.cuh", "LARGEST_INT8_FACTOR / p.", "1e-6f / p."),  # of scores at their largest
+        ("int8_scores.cuh", "fmaf(-MAGIC, factor[r], x)", "x"),
+        ("fp4_scores.cuh", "q[step][r + 2]", "q[step][2 * r + 1]"),  # halves of Q
+        ("int8_queries_keys.cuh", "rows.x[r][c][i] - m", "rows.x[r][c][i]"),  # K's mean
+        ("fp4_warp.cuh", "0x7351 : 0x6240", "0x7531 : 0x6420"),  # order of P's scales
+        ("fp4_layout.cuh", "8 * j + 2 * t + e", "8 * t + 2 * j + e"),  # rows of K
+    ],
+)
+def test_a_fault_in_the_sources_of_int8_scores_is_noticed(fault, tmp_path, monkeypatch):
+    use(Simulator(tmp_path, fault), monkeypatch)
+    with pytest.raises(AssertionError):
+        check_plain_and_sharp("int8_fp4")

@@ -1,0 +1,180 @@
+// Q and K of the query heads of one key head on their way to NVFP4: channels balanced, then rotated.
+// Both leave Q K^T as it is.
+//
+// Balancing multiplies each channel of Q by a factor and divides it in K by the same, so that its mean
+// deviation is alike in both: a channel in which K is large and Q small would cost the other fifteen
+// of its block in K their precision, and itself its own in Q. Rotation (a Hadamard matrix, as in
+// rows.cuh) then spreads what is large in both over all blocks. Either alone does little or harm; by
+// how much, docs/fp4.md. Deviations are found in a sample of tokens, and are means: one key that
+// outshines all others must not decide.
+#pragma once
+
+#include "fp4_quantise.cuh"
+
+// Of a channel's deviation beside the largest of its head: below, it is taken as this.
+constexpr float SMALLEST_SHARE = 1.0f / 4096;
+constexpr float SMALLEST_NORM = 1e-33f;  // NVFP4_MAX and a factor over it must stay finite
+constexpr int SAMPLES = 128;             // tokens of a head
+
+// The mean deviation from the mean of each channel of one head of Q or K, times RANGE; by all
+// threads.
+template <int HEAD_DIM, Dtype DTYPE>
+__device__ __forceinline__ void find_deviations(const Tensor& source, const LiveKeys& live, int batch,
+                                                int head, int tokens, int head_dim,
+                                                float* deviations) {
+  constexpr int OCTETS = HEAD_DIM / 8, ROWS = THREADS / OCTETS;
+  constexpr int EACH = (SAMPLES + ROWS - 1) / ROWS;  // tokens of a thread
+  __shared__ float sums[ROWS][HEAD_DIM], mean[HEAD_DIM];
+  __shared__ int counts[ROWS];
+  const int octet = threadIdx.x % OCTETS, row = threadIdx.x / OCTETS;
+  const bool takes_part = row < ROWS && 8 * octet < head_dim;
+  Octet<DTYPE> octets[EACH];
+  bool taken[EACH];
+  int count = 0;
+#pragma unroll
+  for (int i = 0; i < EACH; ++i) {
+    const int sample = row + i * ROWS;
+    int token = -1;
+    if (row < ROWS && sample < SAMPLES) {
+      token = choose_sample<SAMPLES>(live, batch, head, tokens, sample);
+    }
+    octets[i].clear();
+    taken[i] = token >= 0;
+    count += taken[i];
+    if (taken[i] && takes_part) {
+      octets[i].load(source.token<DTYPE>(batch, head, token) + octet * 8 * ELEMENT_BYTES<DTYPE>);
+    }
+  }
+  if (row < ROWS && octet == 0) counts[row] = count;
+  // The first time sums of values, the second time those of their distances from the mean.
+#pragma unroll
+  for (int time = 0; time < 2; ++time) {
+    if (row < ROWS) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const float center = time == 0 ? 0.0f : mean[8 * octet + e];
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+          const float x = fmaf(octets[i][e], RANGE, -center);
+          if (taken[i]) sum += time == 0 ? x : fabsf(x);
+        }
+        sums[row][8 * octet + e] = sum;
+      }
+    }
+    __syncthreads();
+    if (threadIdx.x < HEAD_DIM) {
+      float sum = 0.0f;
+      int total = 0;
+#pragma unroll 4
+      for (int r = 0; r < ROWS; ++r) sum += sums[r][threadIdx.x], total += counts[r];
+      const float average = sum / max(total, 1);
+      if (time == 0) {
+        mean[threadIdx.x] = average;
+      } else {
+        deviations[threadIdx.x] = average;
+      }
+    }
+    __syncthreads();
+  }
+}
+
+__device__ __forceinline__ float share_of_largest(float x, float (&per_warp)[THREADS / 32]) {
+  const float largest = max_nan(max_over_block<THREADS>(x, per_warp), SMALLEST_NVFP4_AMAX);
+  return max_nan(x / largest, SMALLEST_SHARE);
+}
+
+// The factor of Q's channel threadIdx.x, by all threads. Deviations of the key head and of the first
+// of the `group` query heads that read it, which are neighbours.
+template <int HEAD_DIM>
+__device__ __forceinline__ float find_balance(const float* k_deviations, const float* q_deviations,
+                                              int group) {
+  __shared__ float per_warp[2][THREADS / 32];
+  float k = 0.0f, q = 0.0f;
+  if (threadIdx.x < HEAD_DIM) {
+    k = k_deviations[threadIdx.x];
+    for (int i = 0; i < group; ++i) q = max_nan(q, q_deviations[i * HEAD_DIM + threadIdx.x]);
+  }
+  return sqrtf(share_of_largest(k, per_warp[0]) / share_of_largest(q, per_warp[1]));
+}
+
+// The root of the sum of the squares of a number per thread, none negative, in all threads; no less
+// than `least`.
+__device__ __forceinline__ float norm_over_block(float x, float least) {
+  __shared__ float largest_of_warp[THREADS / 32], sum_of_warp[THREADS / 32];
+  const float largest = max_nan(max_over_block<THREADS>(x, largest_of_warp), least);
+  const float share = x / largest;  // squares of x might overflow
+  float sum = share * share;
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    sum += __shfl_xor_sync(0xffffffff, sum, distance);
+  }
+  if (threadIdx.x % 32 == 0) sum_of_warp[threadIdx.x / 32] = sum;
+  __syncthreads();
+  sum = 0.0f;
+#pragma unroll
+  for (int warp = 0; warp < THREADS / 32; ++warp) sum += sum_of_warp[warp];
+  return max_nan(largest * sqrtf(sum), least);
+}
+
+// Channels of tokens as they are quantised: a thread takes sixteen neighbouring ones of a token, as
+// many threads as that needs stand beside each other.
+template <int HEAD_DIM>
+struct Rotated {
+  static constexpr int DIM = PADDED_DIM<HEAD_DIM>, PARTS = DIM / NVFP4_BLOCK;
+  static constexpr int BLOCK = HEAD_DIM & -HEAD_DIM;  // of the rotation: largest power of two in it
+
+  float mean[DIM];    // times RANGE; zeros from HEAD_DIM on
+  float factor[DIM];  // likewise
+  // No rotated value is above the norm of its token. With the rotation's own root in `factor`, codes
+  // and scales hold values up to NVFP4_MAX.
+
+  // Channel threadIdx.x, in shared memory; the caller ends it with a barrier. norm: at least that of
+  // any token, after balancing.
+  __device__ __forceinline__ void set_channel(float channel_mean, float balance, float norm) {
+    constexpr float ROOT = BLOCK == 32    ? 5.656854249f
+                           : BLOCK == 64  ? 8.0f
+                           : BLOCK == 128 ? 11.313708499f
+                                          : 16.0f;
+    if (threadIdx.x >= DIM) return;
+    mean[threadIdx.x] = channel_mean;
+    factor[threadIdx.x] = balance * (NVFP4_MAX / norm) * (1.0f / ROOT);
+  }
+
+  // Block `part` of a token that starts at `token`; zeros if it does not exist. By whole warps.
+  template <Dtype DTYPE>
+  __device__ __forceinline__ void load(float (&x)[NVFP4_BLOCK], const char* token, bool exists,
+                                       int part, int head_dim) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int channel = part * NVFP4_BLOCK + half * 8;
+      Octet<DTYPE> octet;
+      octet.clear();
+      const bool here = exists && channel < head_dim;
+      if (here) octet.load(token + channel * ELEMENT_BYTES<DTYPE>);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float smooth = here ? fmaf(octet[i], RANGE, -mean[channel + i]) : 0.0f;
+        x[half * 8 + i] = smooth * factor[channel + i];
+      }
+    }
+#pragma unroll
+    for (int bit = 1; bit < NVFP4_BLOCK; bit *= 2) {
+#pragma unroll
+      for (int i = 0; i < NVFP4_BLOCK; ++i) {
+        if (i & bit) continue;
+        const float sum = x[i] + x[i | bit];
+        x[i | bit] = x[i] - x[i | bit];
+        x[i] = sum;
+      }
+    }
+#pragma unroll
+    for (int distance = 1; distance < BLOCK / NVFP4_BLOCK; distance *= 2) {
+      const float sign = part & distance ? -1.0f : 1.0f;
+#pragma unroll
+      for (int i = 0; i < NVFP4_BLOCK; ++i) {
+        x[i] = fmaf(sign, x[i], __shfl_xor_sync(0xffffffff, x[i], distance));
+      }
+    }
+  }
+};

@@ -1,0 +1,82 @@
+// V of one head to NVFP4, less the mean of each channel, transposed.
+#pragma once
+
+#include "fp4_quantise.cuh"
+
+struct Values {
+  Tensor v;
+  LiveKeys live;
+  float* partials;   // of chunks of tokens, PARTIAL_FLOATS each
+  u8* kv;            // [B, Hk, blocks], see fp4_layout.cuh
+  float* kv_scales;  // [B, Hk, 2]: of all K and of all V
+  float* v_means;    // [B, Hk, HEAD_DIM]
+  int kv_heads, kv_len, head_dim;
+  int blocks;  // of BLOCK_KEYS keys
+  int chunks, chunk_tokens;
+};
+
+// 64 keys of 64 channels on their way from token-major to channel-major. Groups of 16 keys have their
+// octets of channels in different places, so that lanes that read one column each meet all banks.
+struct Turn {
+  static constexpr int CHANNELS = 64;
+  float values[BLOCK_KEYS][CHANNELS];
+
+  __device__ __forceinline__ float& at(int key, int channel) {
+    return values[key][channel ^ (key / NVFP4_BLOCK * 8)];
+  }
+};
+
+// Block `block` of one head, whose partials are given; by all threads. Block: KvBlock or Int8KvBlock.
+template <typename Block, int HEAD_DIM, Dtype DTYPE>
+__device__ __forceinline__ void pack_values(const Values& p, const float* partials, int block,
+                                            s64 kv_head, Turn& turn) {
+  constexpr int OCTETS = Turn::CHANNELS / 8, GROUPS = BLOCK_KEYS / NVFP4_BLOCK;
+  static_assert(THREADS == Turn::CHANNELS * GROUPS, "a thread takes one scale of a turn");
+  static_assert(THREADS >= HEAD_DIM, "a thread takes one channel's mean");
+  __shared__ float mean[HEAD_DIM], per_warp[THREADS / 32];
+  const int head = kv_head % p.kv_heads, batch = kv_head / p.kv_heads;
+  ChannelRange range;
+  if (threadIdx.x < p.head_dim) {
+    range.read<HEAD_DIM>(partials, p.chunks, p.kv_len, threadIdx.x);
+  }
+  if (threadIdx.x < HEAD_DIM) mean[threadIdx.x] = range.mean;
+  const float amax =
+      max_nan(max_over_block<THREADS>(range.deviation(), per_warp), SMALLEST_NVFP4_AMAX);
+  if (block == 0 && threadIdx.x < HEAD_DIM) {
+    p.v_means[kv_head * HEAD_DIM + threadIdx.x] = range.mean * (1.0f / RANGE);
+    if (threadIdx.x == 0) p.kv_scales[kv_head * 2 + 1] = amax * (1.0f / (NVFP4_MAX * RANGE));
+  }
+  const float inverse = NVFP4_MAX / amax;
+  u8* target = p.kv + (kv_head * p.blocks + block) * Block::BYTES;
+  for (int first = 0; first < HEAD_DIM; first += Turn::CHANNELS) {
+    if (first > 0) __syncthreads();
+#pragma unroll
+    for (int unit = threadIdx.x; unit < BLOCK_KEYS * OCTETS; unit += THREADS) {
+      const int in_block = unit / OCTETS, channel = unit % OCTETS * 8;
+      const int key = block * BLOCK_KEYS + in_block;
+      const bool exists =
+          key < p.kv_len && first + channel < p.head_dim && p.live(batch, head, key);
+      Octet<DTYPE> octet;
+      octet.clear();
+      if (exists) {
+        octet.load(p.v.token<DTYPE>(batch, head, key) + (first + channel) * ELEMENT_BYTES<DTYPE>);
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float smooth = exists ? fmaf(octet[i], RANGE, -mean[first + channel + i]) : 0.0f;
+        turn.at(in_block, channel + i) = smooth * inverse;
+      }
+    }
+    __syncthreads();
+    const int channel = threadIdx.x / GROUPS, group = threadIdx.x % GROUPS;
+    if (first + channel < HEAD_DIM) {
+      float x[NVFP4_BLOCK];
+#pragma unroll
+      for (int i = 0; i < NVFP4_BLOCK; ++i) x[i] = turn.at(group * NVFP4_BLOCK + i, channel);
+      const Nvfp4Block quantised = quantise_block(x);
+      u8* codes = target + Block::V_CODES + panel_offset(first + channel, group * 8);
+      *reinterpret_cast<uint2*>(codes) = quantised.codes;
+      target[Block::V_SCALES + (first + channel) * GROUPS + group] = quantised.scale;
+    }
+  }
+}
