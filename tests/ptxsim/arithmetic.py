@@ -258,11 +258,14 @@ def _flushed(x):
     return np.where(np.abs(x) < _SMALLEST_NORMAL, np.copysign(np.float32(0), x), x)
 
 
-@instruction(r"(ex2|lg2)\.approx\.ftz\.f32")
+_APPROXIMATED = {"ex2": np.exp2, "lg2": np.log2, "rcp": np.reciprocal}
+
+
+@instruction(r"(ex2|lg2|rcp)\.approx\.ftz\.f32")
 def _approximate(op, name):
-    # The exact value rounded, which is within the documented errors: 2^-22 of 2^x, and for the
-    # logarithm 2^-22 absolute or relative.
-    exact = np.exp2 if name == "ex2" else np.log2
+    # The exact value rounded, which is within the documented errors: 2^-22 of 2^x, for the
+    # logarithm 2^-22 absolute or relative, and 1 in the last place of 1/x.
+    exact = _APPROXIMATED[name]
 
     def run(a):
         return _flushed(exact(_flushed(a).astype("f8")).astype("f4"))

@@ -7,13 +7,22 @@ from sageattention3.kernels.launch import (
     geometry,
     int8_quantise,
     sm80_int8,
+    sm80_sagebwd,
     sm90_int8,
     sm120_fp4,
 )
 
 from .simulator import Simulator
 
-_LAUNCHERS = (fp4_proof, fp4_quantise, int8_quantise, sm80_int8, sm90_int8, sm120_fp4)
+_LAUNCHERS = (
+    fp4_proof,
+    fp4_quantise,
+    int8_quantise,
+    sm80_int8,
+    sm80_sagebwd,
+    sm90_int8,
+    sm120_fp4,
+)
 
 
 @pytest.fixture

@@ -94,6 +94,7 @@ VECTORS = [
     ("neg.f32 d, a;", (0.0, f(-0.0))),
     ("abs.f32 d, a;", (-2.0, f(2))),
     ("ex2.approx.ftz.f32 d, a;", (3.0, f(8)), (-130.0, 0), (-INFINITY, 0), (TINY, f(1))),
+    ("rcp.approx.ftz.f32 d, a;", (4.0, f(0.25)), (0.0, f(INFINITY)), (INFINITY, 0)),
     ("lg2.approx.ftz.f32 d, a;", (8.0, f(3)), (TINY, f(-INFINITY)), (0.0, f(-INFINITY))),
     # Halves 1 and 2 with 0.5 and -2; the sum of 2048 and 1 is a tie in FP16.
     ("add.rn.f16x2 d, a, b;", (0x3C004000, 0x3800C000, 0x3E000000), (0x6800, 0x3C00, 0x6800)),
@@ -536,13 +537,15 @@ def test_an_mbarrier_behind_copies_of_threads():
 
 
 def test_every_instruction_has_a_vector():
-    """Of each registered pattern some opcode stands in this file or around its snippets."""
-    here = Path(__file__)
-    text = here.read_text("utf-8") + here.with_name("snippets.py").read_text("utf-8")
+    """Of each registered pattern some opcode stands in these files."""
+    names = ("test_instructions.py", "test_wgmma.py", "snippets.py")
+    text = "".join(Path(__file__).with_name(name).read_text("utf-8") for name in names)
     text = (
         text.replace('"\n        "', "")
         .replace("{kind}", "s8")
         .replace('{".trans" * transposed}', "")
     )
-    text += "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"  # {kind} in test_products_of_halves
+    # {kind} in tests of products
+    text += "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+    text += "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16"
     assert [pattern.pattern for pattern, _ in _BUILDERS if not pattern.search(text)] == []

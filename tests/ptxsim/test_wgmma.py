@@ -1,0 +1,115 @@
+"""wgmma against products worked out by hand, B laid out as the PTX ISA draws it."""
+
+import numpy as np
+import pytest
+
+from .ptx import KernelError
+from .snippets import call
+from .test_instructions import fragments, place_a_8, place_a_16
+
+THREADS = 128
+_SETUP = """
+  .reg .b32 m<64>;
+  .reg .b64 address;
+  mov.u32 c, dynamic;
+  add.s32 d, c, b;
+  st.shared.v4.b32 [d], {y0, y1, y2, y3};
+"""
+_RUN = """
+  fence.proxy.async.shared::cta;
+  bar.sync 0;
+  shr.u32 c, c, 4;
+  cvt.u64.u32 address, c;
+  or.b64 address, address, {descriptor};
+  setp.ne.s32 p, {adds}, 0;
+  wgmma.fence.sync.aligned;
+  {opcode} {{{registers}}}, {{x0, x1, x2, x3}}, address, p{more};
+  wgmma.commit_group.sync.aligned;
+  wgmma.wait_group.sync.aligned {pending};
+"""
+
+
+def descriptor(leading, stride, swizzle):
+    """Section on the matrix descriptor: offsets in units of 16 bytes from bits 16 and 32 on."""
+    return leading // 16 << 16 | stride // 16 << 32 | swizzle << 62
+
+
+def multiply(opcode, a_words, places, units, n, code, more="", c=None, pending=0):
+    """D [64, n] as words. units: B's 16 bytes of each thread, as words; places: where."""
+    names = [f"m{i}" for i in range(n // 2)]
+    inputs = {f"x{i}": a_words[:, i] for i in range(4)}
+    inputs |= {f"y{i}": units[:, i] for i in range(4)}
+    inputs["b"] = places
+    start = [f"mov.u32 {name}, {0 if c is None else hex(c)};" for name in names]
+    body = _SETUP + "\n".join(start)
+    body += _RUN.format(
+        descriptor=hex(code),
+        adds=int(c is not None),
+        opcode=opcode,
+        registers=", ".join(names),
+        more=more,
+        pending=pending,
+    )
+    out = call(body, inputs, names, threads=THREADS, shared_bytes=4096)
+    d = np.zeros((64, n), "u4")
+    for thread in range(THREADS):
+        warp, lane = divmod(thread, 32)
+        for i in range(n // 2):
+            row = 16 * warp + lane // 4 + 8 * (i // 2 % 2)
+            d[row, i // 4 * 8 + lane % 4 * 2 + i % 2] = out[thread, i]
+    return d
+
+
+def bytes_of_panels(kind, **options):
+    generator = np.random.default_rng(0)
+    low, high = (0, 256) if kind == "u8" else (-128, 128)
+    a = generator.integers(low, high, (64, 32))
+    b = generator.integers(-128, 128, (32, 64))
+    words = np.concatenate([fragments(a[16 * w :][:16], 8, place_a_8) for w in range(4)])
+    units = np.ascontiguousarray(b.T.astype("i1")).view("u4").reshape(-1, 4)  # row n, half
+    row, half = np.arange(64).repeat(2), np.tile([0, 1], 64)
+    places = row * 32 + (half ^ row >> 2 & 1) * 16  # 32-byte swizzle: halves change in rows 4..7
+    opcode = f"wgmma.mma_async.sync.aligned.m64n64k32.s32.{kind}.s8"
+    d = multiply(opcode, words, places, units, 64, descriptor(16, 8 * 32, 3), **options)
+    return d.view("i4"), a @ b
+
+
+@pytest.mark.parametrize("kind", ["s8", "u8"])
+def test_bytes(kind):
+    d, right = bytes_of_panels(kind)
+    assert (d == right).all()
+
+
+def test_adding():
+    d, right = bytes_of_panels("s8", c=1000)
+    assert (d == right + 1000).all()
+
+
+def test_what_no_wait_has_ended_is_noise():
+    d, right = bytes_of_panels("s8", pending=1)
+    assert (d != right).all()
+
+
+def test_unknown_layouts_are_refused(monkeypatch):
+    monkeypatch.setitem(globals(), "descriptor", lambda *_: 1 << 16)
+    with pytest.raises(KernelError, match="without swizzling"):
+        bytes_of_panels("s8")
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_halves(kind):
+    """B's rows are of k and hold 64 numbers; units of 16 bytes change places by the row."""
+    generator = np.random.default_rng(0)
+    a, b = generator.integers(-8, 9, (64, 16)) / 4, generator.integers(-8, 9, (16, 64)) / 4
+    a_codes, b_codes = (
+        x.astype("f2").view("u2") if kind == "f16" else x.astype("f4").view("u4") >> 16
+        for x in (a, b)
+    )
+    words = np.concatenate([fragments(a_codes[16 * w :][:16], 16, place_a_16) for w in range(4)])
+    units = np.ascontiguousarray(b_codes.astype("u2")).view("u4").reshape(-1, 4)
+    row, unit = np.arange(16).repeat(8), np.tile(np.arange(8), 16)
+    places = row * 128 + (unit ^ row % 8) * 16
+    opcode = f"wgmma.mma_async.sync.aligned.m64n64k16.f32.{kind}.{kind}"
+    code = descriptor(4096, 8 * 128, 1)
+    d = multiply(opcode, words, places, units, 64, code, ", 1, 1, 1", c=0x3F800000)
+    assert (d.view("f4") == (a @ b + 1).astype("f4")).all()
