@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 
 
 class Backend(NamedTuple):
-    """bar: relative L1 on normal tensors, which reach .017 and .18; above is a fault, not noise."""
+    """bar: relative L1. Normal tensors reach .017, .18 and .13; above is a fault, not noise."""
 
     precision: str
     name: str
@@ -30,7 +30,11 @@ class Backend(NamedTuple):
         assert errors.rel_l1 < self.bar, errors
 
 
-BACKENDS = (Backend("int8", "sm80_int8", 0.03), Backend("fp4", "emulated_fp4", 0.25))
+BACKENDS = (
+    Backend("int8", "sm80_int8", 0.03),
+    Backend("fp4", "emulated_fp4", 0.25),
+    Backend("int8_fp4", "emulated_int8_fp4", 0.2),
+)
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)
