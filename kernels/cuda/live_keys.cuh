@@ -46,7 +46,8 @@ __device__ __forceinline__ int choose_sample(const LiveKeys& live, int batch, in
   const u64 length = tokens;
   const int first = sample * length / SAMPLES, end = (sample + 1) * length / SAMPLES;
   const u64 position = (static_cast<u64>(sample) << 16) + (sample * 40503u & 0xffff);
-  int token = (position * length / SAMPLES) >> 16;
+  // A stretch may end within a token, which then belongs to the next one.
+  int token = min(static_cast<int>((position * length / SAMPLES) >> 16), end - 1);
   for (int tried = first; tried < end; ++tried) {
     if (live(batch, head, token)) return token;
     token = token + 1 < end ? token + 1 : first;

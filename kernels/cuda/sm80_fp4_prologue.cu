@@ -13,7 +13,10 @@ struct Params {
 };
 
 template <int HEAD_DIM, Dtype DTYPE>
-__global__ void __launch_bounds__(THREADS, 2)
+constexpr int MIN_BLOCKS = HEAD_DIM * ELEMENT_BYTES<DTYPE> <= 512 ? 2 : 1;
+
+template <int HEAD_DIM, Dtype DTYPE>
+__global__ void __launch_bounds__(THREADS, MIN_BLOCKS<HEAD_DIM, DTYPE>)
 sm80_fp4_prologue(const __grid_constant__ Params p) {
   int index = blockIdx.x;
   if (index < p.reductions) {

@@ -38,7 +38,10 @@ def quantiser(kernel: str, head_dim: int, dtype: torch.dtype, params: str, **pro
 
 def _prologue(head_dim: int, dtype: torch.dtype) -> Variant:
     params = f"{TENSOR * 3}{LIVE_KEYS}2Q9i"
-    return quantiser("sm80_fp4_prologue", head_dim, dtype, params, threads=THREADS, min_blocks=2)
+    blocks = 2 if head_dim * dtype.itemsize <= 512 else 1
+    return quantiser(
+        "sm80_fp4_prologue", head_dim, dtype, params, threads=THREADS, min_blocks=blocks
+    )
 
 
 def _pack(head_dim: int, dtype: torch.dtype) -> Variant:

@@ -12,7 +12,7 @@ def choose_tokens(live: torch.Tensor) -> torch.Tensor:
     for sample in range(SAMPLES):
         first, end = sample * length // SAMPLES, (sample + 1) * length // SAMPLES
         position = (sample << 16) + (sample * 40503 & 0xFFFF)
-        token = position * length // SAMPLES >> 16
+        token = min(position * length // SAMPLES >> 16, end - 1)
         for _ in range(first, end):
             if flags[token]:
                 chosen.append(token)

@@ -44,9 +44,10 @@ def balance_factors(q: torch.Tensor, k: torch.Tensor, live: torch.Tensor | None)
     """What to multiply Q's channels by, and divide K's, so that both deviate alike.
 
     q [..., Hq, N, D] (FP32), whose heads all read the one head of k [..., 1, Nk, D]. Gives
-    [..., 1, 1, D]. live: bool [..., 1, Nk, 1], the keys that count; None: all. The deviation of a
-    channel is the mean one from its mean over tokens, in Q the largest over heads. Not the largest
-    over tokens: one key that outshines all others would decide.
+    [..., 1, 1, D]. live: bool [..., 1, Nk, 1], the keys that count; None: all.
+
+    A channel's deviation is the mean one from its mean over tokens, in Q the largest over heads.
+    Not the largest over tokens: one key that outshines all others would decide.
     """
     return balance_of(mean_deviation(q, None), mean_deviation(k, live))
 

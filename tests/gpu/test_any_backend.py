@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 
 
 class Backend(NamedTuple):
-    """bar: relative L1 on normal tensors, which reach .017 and .18; above is a fault, not noise.
+    """bar: relative L1. Normal tensors reach .017, .18 and .13; above is a fault, not noise.
 
     limited: takes neither masks nor FP32, and 128 channels only.
     """
@@ -39,6 +39,7 @@ BACKENDS = (
     Backend("int8", "sm80_int8", 0.03),
     Backend("int8", "sm90_int8", 0.03, capability=(9, 0), limited=True),
     Backend("fp4", "emulated_fp4", 0.25),
+    Backend("int8_fp4", "emulated_int8_fp4", 0.2),
 )
 
 

@@ -5,6 +5,7 @@ from sageattention3.kernels.launch import (
     fp4_proof,
     fp4_quantise,
     geometry,
+    int8_fp4_quantise,
     int8_quantise,
     sm80_int8,
     sm80_sagebwd,
@@ -17,6 +18,7 @@ from .simulator import Simulator
 _LAUNCHERS = (
     fp4_proof,
     fp4_quantise,
+    int8_fp4_quantise,
     int8_quantise,
     sm80_int8,
     sm80_sagebwd,
