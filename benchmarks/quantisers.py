@@ -4,8 +4,8 @@
 
 Two rates for each: over the bytes that any quantiser has to move (Q, K and V once, what is written
 once), and over those that ours ask for: INT8's V is read twice where it is long, int8_fp4's V and
-fp4's K and V always, as their scales belong to the whole sequence. Beside them the rate of a plain copy, in the
-same run. --out writes quantisers.json there.
+fp4's K and V always, as their scales belong to the whole sequence. Beside them the rate of a plain
+copy, in the same run. --out writes quantisers.json there.
 """
 
 import argparse
