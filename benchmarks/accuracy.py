@@ -61,7 +61,8 @@ FORWARD_TABLES: dict[str, dict[str, Scheme]] = {
         "paper": PAPER,
         "+ rotation": replace(PAPER, rotate=True),
         "+ scale search": replace(PAPER, scale_search=True),
-        "+ scale search, V smoothing, quantised row sum (fp4)": SCHEMES["fp4"],
+        "+ scale search, V smoothing, quantised row sum": replace(PAPER, **EXTRAS),
+        "+ balance and rotation (fp4)": SCHEMES["fp4"],
         "INT8 QK^T + FP4 PV, block scales": replace(PAPER, qk="int8", **EXTRAS),
         "INT8 QK^T + FP4 PV (int8_fp4)": SCHEMES["int8_fp4"],
     },
@@ -84,6 +85,18 @@ FORWARD_TABLES: dict[str, dict[str, Scheme]] = {
         "int8 without rotation": replace(SCHEMES["int8"], rotate=False),
         "int8 with block scales": replace(SCHEMES["int8"], qk_scale="block"),
         "int8 with Q smoothing": replace(SCHEMES["int8"], smooth_q=True),
+    },
+}
+
+OUTLIER_TABLE: dict[str, Scheme] = {
+    "fp4, neither balanced nor rotated": replace(SCHEMES["fp4"], balance=False, rotate=False),
+    "fp4, rotated alone": replace(SCHEMES["fp4"], balance=False),
+    "fp4, balanced alone": replace(SCHEMES["fp4"], rotate=False),
+    "fp4": SCHEMES["fp4"],
+    **{
+        f"{name}, {'with' if rotate else 'without'} rotation": replace(SCHEMES[name], rotate=rotate)
+        for name in ("int8_fp4", "int8")
+        for rotate in (False, True)
     },
 }
 
@@ -171,11 +184,7 @@ def measure() -> dict:
         for title, rows in FORWARD_TABLES.items()
     }
     forward["Two zero-mean outlier channels of K"] = {
-        f"{name}, {'with' if rotate else 'without'} rotation": summary(
-            outlier_errors(replace(scheme, rotate=rotate))
-        )
-        for name, scheme in SCHEMES.items()
-        for rotate in (False, True)
+        name: summary(outlier_errors(scheme)) for name, scheme in OUTLIER_TABLE.items()
     }
     forward["dQ where K has a bias of 20"] = {
         name: summary(biased_gradient_errors(GRADIENT_TABLE[name]))

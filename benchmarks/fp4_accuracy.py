@@ -27,10 +27,13 @@ from sageattention3.kernels.reference import (
     exact_attention,
     formats,
     fp4_model,
+    int8_fp4_model,
     reference_attention,
 )
 
 PAPER, FP4 = Scheme(), SCHEMES["fp4"]
+UNBALANCED = replace(FP4, balance=False, rotate=False)
+ROTATED = replace(FP4, balance=False)
 WHOLE_HEAD = 1 << 20  # queries per mean, more than there are
 FINEST_TARGETS = (6.0, 5.5, 5.0, 4.75, 4.5, 4.25, 4.0, 7.0)
 
@@ -46,15 +49,20 @@ def search_targets(targets: tuple[float, ...]):
 
 def kernel_model(q, k, v, *, scheme: Scheme, causal: bool) -> torch.Tensor:
     """The kernels' model, with the queries per mean that the kernels of this head_dim take."""
-    tokens = TILES[q.shape[-1], False].q_block_tokens
+    tokens = TILES["fp4", q.shape[-1], False].q_block_tokens
     _, operands = fp4_model.quantise(
         q, k, v, scale=q.shape[-1] ** -0.5, q_block_tokens=tokens, smooth_q=scheme.smooth_q
     )
     return fp4_model.attend(operands, causal=causal)[0]
 
 
-def balanced(q, k):
-    """Q and K with the sizes of each channel made alike in both."""
+def int8_kernel_model(q, k, v, *, scheme: Scheme, causal: bool) -> torch.Tensor:
+    _, operands = int8_fp4_model.quantise(q, k, v, scale=q.shape[-1] ** -0.5)
+    return fp4_model.attend(operands, causal=causal)[0]
+
+
+def balanced_by_largest(q, k):
+    """Q and K with the largest deviation of each channel made alike in both."""
     group = q.shape[1] // k.shape[1]
     k_size = (k - k.mean(2, keepdim=True)).abs().amax(2, keepdim=True)
     q_size = (q - q.mean(2, keepdim=True)).abs().amax(2, keepdim=True)
@@ -92,6 +100,7 @@ def real_tables(layers) -> dict:
             "fp4": errors(layers),
             "fp4, the kernels' model": errors(layers, forward=kernel_model),
             "int8_fp4": errors(layers, SCHEMES["int8_fp4"]),
+            "int8_fp4, the kernels' model": errors(layers, forward=int8_kernel_model),
         },
         "Queries per mean": {
             "no smoothing of Q": errors(layers, replace(FP4, smooth_q=False)),
@@ -112,9 +121,11 @@ def real_tables(layers) -> dict:
         "One thing changed": {
             "V not smoothed": errors(layers, replace(FP4, smooth_v=False)),
             "sum of P before quantising": errors(layers, replace(FP4, quantised_row_sum=False)),
-            "Q and K rotated": errors(layers, replace(FP4, rotate=True)),
-            "channels balanced": errors(layers, rewrite=balanced),
-            "channels sorted": errors(layers, rewrite=sorted_channels),
+            "neither balanced nor rotated": errors(layers, UNBALANCED),
+            "rotated alone": errors(layers, ROTATED),
+            "balanced alone": errors(layers, replace(FP4, rotate=False)),
+            "balanced by the largest value": errors(layers, ROTATED, rewrite=balanced_by_largest),
+            "channels sorted instead": errors(layers, UNBALANCED, rewrite=sorted_channels),
             "Q and K exact": errors(layers, replace(FP4, qk="exact")),
             "P and V exact": errors(layers, replace(FP4, pv="exact")),
         },
@@ -135,6 +146,10 @@ def synthetic_inputs() -> dict[str, list]:
     outlier_q, outlier_k = q.clone(), k.clone()
     outlier_q[..., [3, 50]] /= 30
     outlier_k[..., [3, 50]] *= 30
+    both_q, both_k, sink_k = q.clone(), k.clone(), k.clone()
+    both_q[..., [3, 50]] *= 5
+    both_k[..., [3, 50]] *= 5
+    sink_k[:, :, 0] *= 25
     return {
         "normal": [(q, k, v)],
         "peaked (Q x 4)": [(4 * q, k, v)],
@@ -142,7 +157,9 @@ def synthetic_inputs() -> dict[str, list]:
         "Q and K biased alike": [(biased_q, biased_k, v)],
         "V with a mean": [(q, k, v + 3)],
         "V x 0.001": [(q, k, v * 1e-3)],
-        "two zero-mean channels of K x 30": [(outlier_q, outlier_k, v)],
+        "two zero-mean channels of K x 30, of Q / 30": [(outlier_q, outlier_k, v)],
+        "two channels of Q and K x 5": [(both_q, both_k, v)],
+        "one key x 25": [(q, sink_k, v)],
     }
 
 
@@ -150,7 +167,11 @@ def synthetic_tables() -> dict:
     rows = {
         "paper": {"scheme": PAPER},
         "fp4, the kernels' model": {"forward": kernel_model},
-        "fp4 with Q and K rotated": {"scheme": replace(FP4, rotate=True)},
+        "neither balanced nor rotated": {"scheme": UNBALANCED},
+        "rotated alone": {"scheme": ROTATED},
+        "balanced alone": {"scheme": replace(FP4, rotate=False)},
+        "balanced by the largest value": {"scheme": ROTATED, "rewrite": balanced_by_largest},
+        "int8_fp4, the kernels' model": {"forward": int8_kernel_model},
     }
     return {
         f"Synthetic: {name}": {row: errors(x, causal=False, **how) for row, how in rows.items()}
@@ -163,7 +184,7 @@ def tile_pattern(layers) -> dict[str, float]:
 
     Blocks that print a pattern into the output would show as a peak at their period.
     """
-    period = TILES[64, False].q_block_tokens
+    period = TILES["fp4", 64, False].q_block_tokens
     lags = {"before": period - 7, "period": period, "after": period + 7}
     sums = dict.fromkeys(lags, 0.0)
     for q, k, v in layers:

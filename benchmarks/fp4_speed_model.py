@@ -21,12 +21,14 @@ if __name__ == "__main__":  # as a script; tests import this module from the loa
 from sageattention3.benchmarks.provenance import ROOT, run_on_cpu
 from sageattention3.kernels.jit.build import build
 from sageattention3.kernels.jit.report import make_report
+from sageattention3.kernels.launch.fp4_quantise import BLOCK_KEYS
 from sageattention3.kernels.launch.sm120_fp4 import NATIVE, TILES, attention_variant
 
 RESULT = ROOT / "benchmarks" / "results" / "fp4_speed_model.json"
 ASSUMED = {
     "gpu": "RTX 5090: 170 multiprocessors of 4 schedulers at 2.407 GHz",
-    "tensor": "16 cycles per m16n8k64 product: 1676 TFLOPS dense (NVIDIA's white paper)",
+    "tensor": "16 cycles per FP4 product of m16n8k64, 1676 TFLOPS dense, and per INT8 product of "
+    "m16n8k32, 838 TOPS dense (NVIDIA's white paper)",
     "mufu": "8 cycles per exponential or logarithm of a warp",
     "issue": "1 cycle per instruction",
     "left out": "starts and ends of rows, quantising, memory, power limits",
@@ -68,12 +70,18 @@ PUBLISHED = {"reference implementation, 128 channels": 1038}  # TOPS, SageAttent
 
 
 def loops() -> dict[str, Loop]:
-    keys = [(d, smooth, masked) for d, masked in TILES for smooth in (False, True)]
+    keys = [
+        (precision, d, smooth, masked)
+        for precision, d, masked in TILES
+        for smooth in ((False, True) if precision == "fp4" else (False,))
+    ]
     report = make_report(build((attention_variant(NATIVE, *key), 120) for key in keys))
     found = {}
-    for (d, smooth, masked), row in zip(keys, report, strict=True):
+    for (precision, d, smooth, masked), row in zip(keys, report, strict=True):
         name = f"{d} channels{', Q smoothed' if smooth else ''}{', masked' if masked else ''}"
-        found[name] = Loop(d, row.loop["total"], row.loop["tensor"], row.loop["mufu"])
+        turns = TILE_KEYS // (BLOCK_KEYS * TILES[precision, d, masked].blocks)
+        counts = (turns * row.loop[unit] for unit in ("total", "tensor", "mufu"))
+        found[name if precision == "fp4" else f"{precision}, {name}"] = Loop(d, *counts)
     return found
 
 

@@ -3,9 +3,9 @@
     python benchmarks/quantisers.py [--out FOLDER] [--commit HASH]
 
 Two rates for each: over the bytes that any quantiser has to move (Q, K and V once, what is written
-once), and over those that ours ask for: INT8's V is read twice where it is long and FP4's K and V
-always, as their scales belong to the whole sequence. Beside them the rate of a plain copy, in the
-same run. --out writes quantisers.json there.
+once), and over those that ours ask for: INT8's V is read twice where it is long, int8_fp4's V and
+fp4's K and V always, as their scales belong to the whole sequence. Beside them the rate of a plain
+copy, in the same run. --out writes quantisers.json there.
 """
 
 import argparse
@@ -55,11 +55,14 @@ def int8(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Quantised:
     return Quantised(call, needed, needed + v.nbytes * bool(layout.chunks))
 
 
-def fp4(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Quantised:
-    options = {"live_keys": None, "scale": 0.1, "masked": False, "smooth_q": True}
-    call = partial(sm120_fp4.pack, q, k, v, **options)
+def fp4(precision: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Quantised:
+    options = {"masked": False, "smooth_q": precision == "fp4"}
+    call = partial(sm120_fp4.pack, q, k, v, precision, None, 0.1, **options)
     needed = q.nbytes + k.nbytes + v.nbytes + call().buffer.nbytes
-    return Quantised(call, needed, needed + k.nbytes + v.nbytes)
+    return Quantised(call, needed, needed + v.nbytes + k.nbytes * (precision == "fp4"))
+
+
+QUANTISERS = {"int8": int8, "fp4": partial(fp4, "fp4"), "int8_fp4": partial(fp4, "int8_fp4")}
 
 
 def gigabytes_per_second(size: int, taken_ms: float) -> float:
@@ -82,9 +85,15 @@ def measure() -> dict:
     copied = gigabytes_per_second(2 * COPIED_BYTES, median_ms(copy, timer))
     rows = []
     for shape in SHAPES:
+<<<<<<< HEAD
         for name, prepare in (("int8", int8), ("fp4", fp4)):
             call, needed, asked = prepare(*random_qkv(shape))
             taken = median_ms(call, timer)
+=======
+        for name, prepare in QUANTISERS.items():
+            call, needed, asked = prepare(*tensors(shape))
+            taken = median_ms(call, flush)
+>>>>>>> int8fp4
             rows.append(
                 {
                     "shape": shape.name,

@@ -117,7 +117,7 @@ def test_log_sum_exp_is_that_of_the_scores_of_smoothed_keys():
     _, operands = fp4_model.quantise(q, k, v, scale=scale, q_block_tokens=96)
     _, lse = fp4_model.attend(operands, causal=False)
     right = (q @ (k - k.mean(2, keepdim=True)).mT * scale).logsumexp(-1)
-    assert (lse - right).abs().max() < 0.1
+    assert (lse - right).abs().mean() < 0.03
 
 
 def test_codes_go_through_the_bytes_of_the_layout():
