@@ -85,15 +85,9 @@ def measure() -> dict:
     copied = gigabytes_per_second(2 * COPIED_BYTES, median_ms(copy, timer))
     rows = []
     for shape in SHAPES:
-<<<<<<< HEAD
-        for name, prepare in (("int8", int8), ("fp4", fp4)):
+        for name, prepare in QUANTISERS.items():
             call, needed, asked = prepare(*random_qkv(shape))
             taken = median_ms(call, timer)
-=======
-        for name, prepare in QUANTISERS.items():
-            call, needed, asked = prepare(*tensors(shape))
-            taken = median_ms(call, flush)
->>>>>>> int8fp4
             rows.append(
                 {
                     "shape": shape.name,
