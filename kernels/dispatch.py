@@ -66,6 +66,7 @@ def objection_of(backend: Backend, request: Request) -> str | None:
         # Under torch.compile the number of channels may be a symbol; kernels are built for a value.
         operator.index(request.head_dim),
         request.dtype,
+        request.trainable,
     )
 
 

@@ -15,7 +15,7 @@ from . import backends
 from .backend import Backend
 from .jit.errors import JitError
 from .metrics import compare
-from .reference import SCHEMES, exact_attention, reference_attention
+from .reference import SCHEMES, exact_attention, reference_attention, sagebwd_attention
 from .request import describe_request
 
 log = logging.getLogger("sageattention3")
@@ -32,14 +32,20 @@ _proving = threading.RLock()
 
 
 def fault(
-    backend: str, precision: str, device: str, index: int | None, head_dim: int, dtype: torch.dtype
+    backend: str,
+    precision: str,
+    device: str,
+    index: int | None,
+    head_dim: int,
+    dtype: torch.dtype,
+    trainable: bool,
 ) -> str | None:
     """Why ``backend`` must not be used for such calls, as a clause; None once it has proved itself.
 
     The first call of each kind builds the kernels that it needs and runs them; later ones look up.
     Raises torch.OutOfMemoryError, which says nothing about the kernels.
     """
-    key = backend, precision, device, index, head_dim, dtype
+    key = backend, precision, device, index, head_dim, dtype, trainable
     if key not in _verdicts:
         with _proving:
             if key not in _verdicts:
@@ -63,6 +69,7 @@ def _judge(
     index: int | None,
     head_dim: int,
     dtype: torch.dtype,
+    trainable: bool,
 ) -> str | None:
     place = torch.device(device) if index is None else torch.device(device, index)
     try:
@@ -77,13 +84,17 @@ def _judge(
                 return f"{backend.name} failed its self-test: {wrong}"
             for name, tensors, options in _calls(head_dim, dtype, place):
                 request = describe_request(
-                    *tensors, precision=precision, trainable=False, **options
+                    *tensors, precision=precision, trainable=trainable, **options
                 )
                 if backend.objection(request):
                     continue  # such calls never reach it
-                wrong = _try(backend, precision, tensors, options)
+                if trainable:
+                    wrong = _try_training(backend, tensors, options)
+                else:
+                    wrong = _try(backend, precision, tensors, options)
                 if wrong:
-                    kind = f"{precision}, head_dim {head_dim}, {str(dtype).removeprefix('torch.')}"
+                    kind = "training, " if trainable else ""
+                    kind += f"{precision}, head_dim {head_dim}, {str(dtype).removeprefix('torch.')}"
                     return f"{backend.name} failed its self-test ({name} call, {kind}): {wrong}"
     except JitError as error:
         return f"{backend.name} could not be built: {error}"
@@ -133,3 +144,37 @@ def _try(backend: Backend, precision: str, tensors, options) -> str | None:
     if error.rel_l1 > MARGIN * expected.rel_l1:
         return f"a relative L1 error of {error.rel_l1:.3f} where {expected.rel_l1:.3f} is right"
     return None
+
+
+def _try_training(backend: Backend, tensors, options) -> str | None:
+    """The same for the output and the three gradients of the differentiable form."""
+    options = {**options, "scale": tensors[0].shape[-1] ** -0.5}
+    mine, again, right, plain = (
+        _gradients(function, tensors, options)
+        for function in (backend.train, backend.train, exact_attention, sagebwd_attention)
+    )
+    for name in mine:
+        if not mine[name].isfinite().all():
+            return f"its {name} has NaN or infinity"
+        if not torch.equal(mine[name], again[name]):
+            return f"its {name} is different each time"
+        error, expected = compare(mine[name], right[name]), compare(plain[name], right[name])
+        if error.rel_l1 > MARGIN * expected.rel_l1:
+            return (
+                f"a relative L1 error of {error.rel_l1:.3f} in its {name} "
+                f"where {expected.rel_l1:.3f} is right"
+            )
+    return None
+
+
+def _gradients(function, tensors, options) -> dict[str, torch.Tensor]:
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    generator = torch.Generator().manual_seed(1)
+    with torch.enable_grad():
+        out = function(*leaves, **options)
+        upstream = torch.randn(out.shape, generator=generator).to(tensors[0])
+        out.backward(upstream.to(out.dtype))
+    return {
+        "output": out.detach(),
+        **dict(zip(("dQ", "dK", "dV"), (x.grad for x in leaves), strict=True)),
+    }

@@ -140,7 +140,8 @@ __device__ __forceinline__ float quantise_row(u32 (&bytes)[TILE_TOKENS / 16],
   return amax * (1.0f / levels);
 }
 
-// False if no row of the warp's has anything but zeros; `weight` and `levels` as above. NaN counts.
+// False if none of the warp's rows has anything but zeros (NaN is something): their product may be
+// left out. `weight` and `levels` as above.
 __device__ __forceinline__ bool has_weight(const float (&weight)[2], float levels) {
   const float zeros = SMALLEST_AMAX * (1.0f / levels);
   return __any_sync(0xffffffff, !(weight[0] <= zeros) || !(weight[1] <= zeros));

@@ -35,7 +35,7 @@ struct KeyRows {
   s64 mask_row[2];  // of the head at hand
 };
 
-// P of 16 keys and a tile of queries; of two rows as quantise_row takes them.
+// P of 16 keys and a tile of queries, and P times the scales of dO.
 template <bool MASKED, bool CAUSAL, typename Rows>
 __device__ __forceinline__ void find_p(float (&p)[2][TILE_TOKENS / 4],
                                        float (&scaled)[2][TILE_TOKENS / 4],
@@ -60,28 +60,28 @@ __device__ __forceinline__ void find_p(float (&p)[2][TILE_TOKENS / 4],
         const float factor = min_nan(facts[0] * rows.k_scale[r], LARGEST_FACTOR);
         float exponent = fmaf(score, factor, -facts[1]);
         if constexpr (MASKED) exponent += bias[r][i];
-        const bool hidden = CAUSAL && rows.key[r] > query + i;
-        const float x= hidden ? 0.0f : exp2_approx(exponent);
+        const float x = CAUSAL && rows.key[r] > query + i ? 0.0f : exp2_approx(exponent);
         p[r][4 * pair + i] = x;
-        scaled[r][4*pair+i] = MASKED && x == 0.0f ? 0.0f : x * facts[3];
+        scaled[r][4 * pair + i] = MASKED && x == 0.0f ? 0.0f : x * facts[3];
       }
     }
   }
 }
 
-// dS times the scales of Q, likewise.
-template <bool HIDDEN, typename Rows>
+// From P to dS times the scales of Q, in place. Where P is zero a key may be hidden, and dP be
+// anything.
+template <typename Rows>
 __device__ __forceinline__ void find_ds(float (&p)[2][TILE_TOKENS / 4],
-                                            const typename Rows::Values& d_p, u32 queries) {
+                                        const typename Rows::Values& d_p, u32 queries) {
 #pragma unroll
-    for (int i = 0; i < TILE_TOKENS / 4; ++i) {
-      const int in_tile = i / 4 * 16 + 4 * Rows::t() + i % 4;
-      float facts[4];
-      load_shared_floats(facts, queries + in_tile * sizeof(Query));
+  for (int i = 0; i < TILE_TOKENS / 4; ++i) {
+    const int in_tile = i / 4 * 16 + 4 * Rows::t() + i % 4;
+    float facts[4];  // of a Query
+    load_shared_floats(facts, queries + in_tile * sizeof(Query));
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-      const float ds = p[r][i] * (d_p[i / 2][2 * r + i % 2] - facts[2]) * facts[0];
-      p[r][i] = (HIDDEN && p[r][i] == 0.0f) ? 0.0f : ds;
+    for (int r = 0; r < 2; ++r) {
+      const float slope = p[r][i] * (d_p[i / 2][2 * r + i % 2] - facts[2]);
+      p[r][i] = p[r][i] == 0.0f ? 0.0f : slope * facts[0];
     }
   }
 }
@@ -184,7 +184,9 @@ sm80_sagebwd_key_gradients(const __grid_constant__ Params p) {
       }
     }
     const u32 stage = start + turn % 2 * S::SIZE;
+    // dV before dP: their numbers and those of both gradients would not fit the registers at once.
     const u32 queries = stage + S::QUERIES;
+    const bool never = tile < 0;
     float p_or_ds[2][TILE_TOKENS / 4], weight[2];
     u32 bytes[2][TILE_TOKENS / 16];
     {
@@ -192,23 +194,24 @@ sm80_sagebwd_key_gradients(const __grid_constant__ Params p) {
       float scaled[2][TILE_TOKENS / 4];
       rows.multiply_codes(s, stage + S::SCORES + offset);
       if (p.causal && first_query < first_row + WARP_ROWS) {
-        find_p<MASKED, true, Rows>(p_or_ds, scaled, s, queries, keys, p.mask, first_query, p.q_len);
+        find_p<MASKED, true, Rows>(p_or_ds, scaled, s, queries, keys, p.mask, first_query,
+                                   p.q_len);
       } else {
-        find_p<MASKED, false, Rows>(p_or_ds, scaled, s, queries, keys, p.mask, first_query, p.q_len);
+        find_p<MASKED, false, Rows>(p_or_ds, scaled, s, queries, keys, p.mask, first_query,
+                                    p.q_len);
       }
 #pragma unroll
-    for (int r = 0; r < 2; ++r) weight[r] = quantise_row(bytes[r], scaled[r], PROBABILITY_MAX);
+      for (int r = 0; r < 2; ++r) weight[r] = quantise_row(bytes[r], scaled[r], PROBABILITY_MAX);
     }
     if (!has_weight(weight, PROBABILITY_MAX)) continue;
-    const bool never = tile < 0;
     if (!add_product<false, HEAD_DIM>(d_v, bytes, weight, stage + S::D_OUT + offset, never)) break;
     {
       typename Rows::Values d_p;
       rows.multiply_values(d_p, stage + S::VALUES + offset);
-      find_ds<true, Rows>(p_or_ds, d_p, queries);
-    }
+      find_ds<Rows>(p_or_ds, d_p, queries);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) weight[r] = quantise_row(bytes[r], p_or_ds[r], INT8_MAX);
+      for (int r = 0; r < 2; ++r) weight[r] = quantise_row(bytes[r], p_or_ds[r], INT8_MAX);
+    }
     if (!has_weight(weight, INT8_MAX)) continue;
     if (!add_product<true, HEAD_DIM>(d_k, bytes, weight, stage + S::Q + offset, never)) break;
   }

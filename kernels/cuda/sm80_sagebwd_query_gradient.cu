@@ -33,8 +33,8 @@ struct QueryRows {
   s64 mask_row[2];
 };
 
-// dS of 16 queries and a tile of keys, times the scale of K, as bytes; and their scales. `exact`:
-// somebody may be hidden.
+// dS of 16 queries and a tile of keys, times the scales of K, as bytes; and their scales. HIDDEN:
+// some key may be, and then dP be anything.
 template <bool MASKED, bool HIDDEN, typename Rows>
 __device__ __forceinline__ void find_ds(u32 (&bytes)[2][TILE_TOKENS / 16], float (&weight)[2],
                                         const typename Rows::Tile& s,

@@ -125,6 +125,47 @@ def test_a_wrong_backend_is_left_out_with_one_message(use, caplog, forward, word
         attention(*tensors(), precision="int8", backend="native")
 
 
+def trains_without_v(q, k, v, **options):
+    return REFERENCE.train(q, k, v.detach() + 0 * v, **options)
+
+
+def loses_half_of_dq(q, k, v, **options):
+    return REFERENCE.train(q.detach() / 2 + q / 2, k, v, **options)
+
+
+def lets_the_mask_slip(q, k, v, *, mask, **options):
+    return REFERENCE.train(q, k, v, mask=None, **options)
+
+
+def races_in_training(*tensors, **options):
+    return REFERENCE.train(*tensors, **options) * (1 + 0.1 * torch.rand(()))
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        (REFERENCE.train, None),
+        (trains_without_v, "in its dV"),
+        (loses_half_of_dq, "in its dQ"),
+        (lets_the_mask_slip, "training, int8, head_dim 64, bfloat16"),
+        (races_in_training, "its output is different each time"),
+    ],
+)
+def test_a_backward_pass_has_a_proof_of_its_own(monkeypatch, train, words):
+    monkeypatch.setattr(selftest, "_verdicts", {})
+    monkeypatch.setattr(api, "_settled", {})
+    native = Backend("native", ("int8",), True, (), right, train=train)
+    monkeypatch.setattr(backends, "BACKENDS", (native, REFERENCE))
+    given = tensors(dtype=torch.bfloat16)
+    assert explain(*given, precision="int8") == ("native", True, "")
+    decision = explain(*given, precision="int8", trainable=True)
+    if words is None:
+        assert decision == ("native", True, "")
+    else:
+        assert decision.backend == "reference"
+        assert words in decision.reason
+
+
 def test_a_backend_with_a_proof_of_its_own_is_used_only_if_that_holds(monkeypatch):
     monkeypatch.setattr(selftest, "_verdicts", {})
     monkeypatch.setattr(api, "_settled", {})
