@@ -39,9 +39,3 @@ def use(monkeypatch):
         return simulator
 
     return use
-
-
-@pytest.fixture(scope="session")
-def simulators():
-    """By compute capability; shared, as decoding a kernel takes longer than running it."""
-    return {sm: Simulator(sm) for sm in (80, 90, 120)}

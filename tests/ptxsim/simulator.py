@@ -1,5 +1,8 @@
 """``launch`` of kernels/jit/loader.py for tensors in the CPU's memory: NVRTC's PTX, interpreted."""
 
+from dataclasses import replace
+from functools import lru_cache
+
 from cuda.bindings import nvrtc
 from sageattention3.kernels.jit import compile as jit
 from sageattention3.kernels.jit.nvrtc import find_nvrtc
@@ -10,21 +13,13 @@ from .memory import Tensors
 from .ptx import KernelError, parse
 
 _MOST_WARPS = 128  # that run together; more take longer, but less each
-_MOST_KERNELS = 16  # kept decoded
-Edit = tuple[str, str, str]  # file, text, other text
+Edit = tuple[str, str, str]
 
 
-def make_ptx(variant: Variant, sm: int, edit: Edit | None = None) -> tuple[str, str]:
-    """PTX of ``variant`` for compute capability ``sm``, and its kernel's name.
-
-    edit: a fault to put into a source; the file may be "ptx", then it goes into the result.
-    """
-    job = jit.describe_job(variant, sm, find_nvrtc())
+def make_ptx(job: jit.Job) -> tuple[str, str]:
+    """PTX of ``job`` and its kernel's name."""
     jit._load(job)
-    sources = dict(job.sources)
-    if edit and edit[0] in sources:
-        sources[edit[0]] = _edited(sources[edit[0]], edit)
-    (main, text), *headers = [(name.encode(), text.encode()) for name, text in sources.items()]
+    (main, text), *headers = [(name.encode(), text.encode()) for name, text in job.sources]
     program = jit._checked(
         nvrtc.nvrtcCreateProgram(
             text, main, len(headers), [text for _, text in headers], [name for name, _ in headers]
@@ -40,35 +35,40 @@ def make_ptx(variant: Variant, sm: int, edit: Edit | None = None) -> tuple[str, 
         raise jit.CompileError(log.decode(errors="replace"))
     name = jit._checked(nvrtc.nvrtcGetLoweredName(program, job.expression.encode())).decode()
     ptx = jit._fetch(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program).decode().strip("\0")
-    return (ptx.replace(*edit[1:]) if edit and edit[0] == "ptx" else ptx), name
+    return ptx, name
 
 
-def _edited(text: str, edit: Edit) -> str:
-    file, old, new = edit
-    if old not in text:
-        raise ValueError(f"{file} no longer holds {old!r}")
-    return text.replace(old, new)
+@lru_cache(maxsize=24)  # of some hundred thousand objects each
+def _code(variant: Variant, sm: int, edit: Edit | None) -> Code:
+    job = jit.describe_job(variant, sm, find_nvrtc())
+    if edit is None:
+        return Code(parse(*make_ptx(job)))
+    file, *texts = edit
+    if file == "ptx":
+        ptx, name = make_ptx(job)
+        return Code(parse(ptx.replace(*texts), name))
+    sources = dict(job.sources)
+    if file not in sources:
+        return _code(variant, sm, None)
+    if texts[0] not in sources[file]:
+        raise ValueError(f"{file} no longer holds {texts[0]!r}")
+    sources[file] = sources[file].replace(*texts)
+    return Code(parse(*make_ptx(replace(job, sources=tuple(sources.items())))))
 
 
 class Simulator:
     """Launches variants as a GPU of compute capability ``sm`` would.
 
-    edit: see ``make_ptx``; it concerns only variants whose sources have that file.
+    edit: (file, text, other text), a fault to put into the source of kernels that have this file,
+    or into their PTX, if it is "ptx".
     """
 
     def __init__(self, sm: int, *, seed: int = 0, edit: Edit | None = None):
         self.sm, self.seed, self.edit = sm, seed, edit
-        self._code: dict[Variant, Code] = {}
 
     def launch(self, variant: Variant, device, blocks: int, *values) -> None:
-        code = self._code.pop(variant, None)
-        if code is None:
-            code = Code(parse(*make_ptx(variant, self.sm, self.edit)))
-        self._code[variant] = code  # as the newest
-        if len(self._code) > _MOST_KERNELS:
-            del self._code[next(iter(self._code))]
         run(
-            code,
+            _code(variant, self.sm, self.edit),
             variant.packer.pack(*values),
             blocks=blocks,
             threads=variant.threads,

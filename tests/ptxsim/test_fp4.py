@@ -22,8 +22,8 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def simulator(use, simulators):
-    return use(simulators[120])
+def simulator(use):
+    return use(Simulator(120))
 
 
 each_precision = pytest.mark.parametrize("precision", ["fp4", "int8_fp4"])
@@ -75,8 +75,8 @@ def test_native_units_are_what_the_proof_wants():
     assert probe_units(CPU, NATIVE) is None
 
 
-def test_a_chip_without_them_has_emulated_units(use, simulators):
-    use(simulators[80])
+def test_a_chip_without_them_has_emulated_units(use):
+    use(Simulator(80))
     assert probe_units(CPU, EMULATED) is None
     given = tensors()
     assert compare(run(*given, fp4=EMULATED), exact_attention(*given)).rel_l1 < 0.25

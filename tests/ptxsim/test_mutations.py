@@ -39,7 +39,7 @@ INT8_FAULTS = [
         UNDER_WAY,
     ),
     (
-        "sm80_int8_quantise.cu",
+        "int8_queries_keys.cuh",
         "__syncthreads();\n  if (threadIdx.x < HEAD_DIM) {\n    float sum",
         "if (threadIdx.x < HEAD_DIM) {\n    float sum",
         f"{RACE}|nothing was written",
@@ -59,7 +59,7 @@ INT8_FAULTS = [
     ),
     # Ends of tensors.
     (
-        "sm80_int8_quantise.cu",
+        "int8_queries_keys.cuh",
         "keys[r] < v.kv_len && ",
         "keys[r] <= v.kv_len && ",
         f"{NUMBERS}|{OUTSIDE}",
@@ -89,7 +89,7 @@ INT8_FAULTS = [
 
 FP4_FAULTS = [
     # Selectors of scales.
-    ("fp4_warp.cuh", "switch (n % 4)", "switch (n % 4 ^ 1)", NUMBERS),
+    ("fp4_mma.cuh", "switch (n % 4)", "switch (n % 4 ^ 1)", NUMBERS),
     ("fp4_mma.cuh", '"n"(A_PAIR)', '"n"(1 - A_PAIR)', NUMBERS),
     ("fp4_warp.cuh", "0x7351 : 0x6240", "0x6240 : 0x7351", NUMBERS),
     ("fp4_warp.cuh", "0x7351 : 0x6240", "0x7531 : 0x6420", NUMBERS),
@@ -97,7 +97,7 @@ FP4_FAULTS = [
     ("fp4_warp.cuh", "unpack_e4m3(scale, codes);", "", NUMBERS),
     # Layouts.
     ("fp4_layout.cuh", "8 * j + 2 * t + e", "8 * t + 2 * j + e", NUMBERS),
-    ("fp4_warp.cuh", "(n * 4 + t()) * 16", "(n * 4 + 3 - t()) * 16", NUMBERS),
+    ("fp4_scores.cuh", "(n * 4 + t) * 16", "(n * 4 + 3 - t) * 16", NUMBERS),
     (
         "panels.cuh",
         "row * 32 + (byte ^ ((row & 4) << 2))",

@@ -13,8 +13,8 @@ NAMES = ("out", "dQ", "dK", "dV")
 
 
 @pytest.fixture(autouse=True)
-def simulator(use, simulators):
-    return use(simulators[80])
+def simulator(use):
+    return use(Simulator(80))
 
 
 def tensors(hq=2, hk=1, nq=40, nk=70, d=64, dtype=torch.bfloat16, seed=0):

@@ -13,8 +13,8 @@ BAR = 0.02  # of tests/gpu/test_sm90_int8.py
 
 
 @pytest.fixture(autouse=True)
-def simulator(use, simulators):
-    return use(simulators[90])
+def simulator(use):
+    return use(Simulator(90))
 
 
 def tensors(b=1, hq=2, hk=1, nq=70, nk=300, d=128, dtype=torch.bfloat16):
