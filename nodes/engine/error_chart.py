@@ -42,7 +42,7 @@ def error_chart(profile: Profile, choice: Choice) -> torch.Tensor:
         taken = [choice.precisions[layer] == precision for layer in profile.layers]
         axes.barh(
             np.arange(count) - 0.4 + (number + 0.5) * thickness,
-            np.minimum(values, high),
+            np.clip(values, low, high),
             thickness,
             color=[to_rgba(COLOURS[precision], 1.0 if solid else 0.35) for solid in taken],
             hatch=[None if known else "////" for known in np.isfinite(values)],

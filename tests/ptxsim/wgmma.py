@@ -1,8 +1,8 @@
 """wgmma: products of a warpgroup's A and D in registers with B in shared memory.
 
-PTX ISA, sections on asynchronous warpgroup-level matrix instructions. Each warp has 16 rows of A and
-D, in fragments like those of mma.sync. B is read when a product begins; D holds noise until a wait
-has ended the product's group, so that whoever reads it too early is found out.
+PTX ISA, sections on asynchronous warpgroup-level matrix instructions. Each warp has 16 rows of A
+and D, in fragments like those of mma.sync. B is read when a product begins; D holds noise until a
+wait has ended the product's group, so that whoever reads it too early is found out.
 """
 
 import numpy as np
