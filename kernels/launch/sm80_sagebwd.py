@@ -7,7 +7,7 @@ stay rotated until the end, and whatever is summed over tokens has a scale per r
 
 No backend offers it yet. On an H200 its gradients are as they should be (cosine .9998 and more
 against FP64 on normal tensors), but forward and backward take 1.7 times as long as
-FlashAttention-2's, and the self-test knows forward passes only.
+FlashAttention-2's.
 
 dQ has a kernel of its own, which computes scores and dP a second time: two of seven products. In
 exchange no gradient is summed up by atomics, and the same call gives the same bits.
