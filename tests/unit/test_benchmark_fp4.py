@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from sageattention3.benchmarks import fp4_accuracy, fp4_speed_model
+from sageattention3.benchmarks import accumulation, fp4_accuracy, fp4_speed_model
 from sageattention3.demo.pack import ROOT
 from sageattention3.kernels.reference import exact_attention, formats
 
@@ -127,3 +127,23 @@ def test_search_targets_are_put_back():
     with fp4_accuracy.search_targets((6.0,)):
         assert formats.SEARCH_TARGETS == (6.0,)
     assert saved == formats.SEARCH_TARGETS
+
+
+@pytest.mark.parametrize(
+    ("label", "row"),
+    [
+        ("SageAttention3 as published", "SageAttention3 as published"),
+        ("`fp4`", "fp4"),
+        ("`fp4`, three blocks in FP16", "fp4, three blocks in FP16"),
+        ("`int8_fp4`", "int8_fp4"),
+        ("`int8`", "int8"),
+    ],
+)
+def test_the_growth_of_errors_in_the_docs_is_that_of_the_result(label, row):
+    result = json.loads((RESULTS / "accumulation.json").read_text("utf-8"))
+    text = (ROOT / "docs" / "numerics.md").read_text("utf-8").split("## From layer to layer")[1]
+    [cells] = re.findall(rf"^\| {re.escape(label)} \| ([.0-9| ]*) \|$", text, re.MULTILINE)
+    states = result["relative L1 difference after each block"][row]
+    right = [states[block - 1] for block in accumulation.SHOWN]
+    assert [float(x) for x in cells.split(" | ")] == pytest.approx(right, abs=5.1e-5)
+    assert result["kept in FP16"] == [1, 2, 18]
