@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from .profiles import NONE, state_of
-from .widgets import PLAN_WIDGETS, check_choices, patch_model, profile_inputs
+from .widgets import PLAN_WIDGETS, PatchingNode, patch_model, profile_inputs
 
 
-class SageAttention3LoadDiffusionModel:
+class SageAttention3LoadDiffusionModel(PatchingNode):
     TITLE = "Load Diffusion Model (SageAttention3)"
     CATEGORY = "SageAttention3"
     DESCRIPTION = "Loads a diffusion model as ComfyUI's own loader does, and patches its attention."
@@ -20,27 +19,6 @@ class SageAttention3LoadDiffusionModel:
             "required": {**_host_loader().INPUT_TYPES()["required"], **PLAN_WIDGETS},
             "optional": profile_inputs(),
         }
-
-    @classmethod
-    def VALIDATE_INPUTS(  # noqa: N802
-        cls,
-        preset=None,
-        precision=None,
-        cross_attention=None,
-        profile=None,
-        profile_name=None,
-    ):
-        return check_choices(
-            profile,
-            profile_name,
-            preset=preset,
-            precision=precision,
-            cross_attention=cross_attention,
-        )
-
-    @classmethod
-    def IS_CHANGED(cls, profile_name=NONE, **_: Any) -> str:  # noqa: N802
-        return state_of(profile_name)
 
     def load(self, unet_name: str, weight_dtype: str, **settings: Any) -> dict[str, Any]:
         (model,) = _host_loader()().load_unet(unet_name, weight_dtype)

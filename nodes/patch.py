@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from .profiles import NONE, state_of
-from .widgets import PLAN_WIDGETS, check_choices, patch_model, profile_inputs
+from .widgets import PLAN_WIDGETS, PatchingNode, patch_model, profile_inputs
 
 
-class SageAttention3Patch:
+class SageAttention3Patch(PatchingNode):
     TITLE = "SageAttention3 Patch"
     CATEGORY = "SageAttention3"
     DESCRIPTION = (
@@ -21,27 +20,6 @@ class SageAttention3Patch:
     def INPUT_TYPES(cls) -> dict:  # noqa: N802
         model = ("MODEL", {"tooltip": "The diffusion model to speed up."})
         return {"required": {"model": model, **PLAN_WIDGETS}, "optional": profile_inputs()}
-
-    @classmethod
-    def VALIDATE_INPUTS(  # noqa: N802
-        cls,
-        preset=None,
-        precision=None,
-        cross_attention=None,
-        profile=None,
-        profile_name=None,
-    ):
-        return check_choices(
-            profile,
-            profile_name,
-            preset=preset,
-            precision=precision,
-            cross_attention=cross_attention,
-        )
-
-    @classmethod
-    def IS_CHANGED(cls, profile_name=NONE, **_: Any) -> str:  # noqa: N802
-        return state_of(profile_name)
 
     def patch(self, model: Any, **settings: Any) -> dict[str, Any]:
         return patch_model(model, **settings)

@@ -12,7 +12,7 @@ from .engine.plan import CROSS_ATTENTION, CUSTOM, PRESETS, make_plan
 from .engine.profile import TYPE as PROFILE_TYPE
 from .engine.profile import Profile, ProfileError, require_profile
 from .engine.words import shorten
-from .profiles import MAX_ERROR, NONE, load_named, missing, names
+from .profiles import MAX_ERROR, NONE, load_named, missing, names, state_of
 
 # In the order of speed gained for accuracy lost, mildest first: the order of the menu.
 PRECISION_MENU = ["int8", "fp4", "int8_fp4", "fp16"]
@@ -124,6 +124,31 @@ def profile_inputs() -> dict:
             },
         ),
     }
+
+
+class PatchingNode:
+    """What the host asks of a node with these widgets and inputs before it runs."""
+
+    @classmethod
+    def VALIDATE_INPUTS(  # noqa: N802
+        cls,
+        preset=None,
+        precision=None,
+        cross_attention=None,
+        profile=None,
+        profile_name=None,
+    ):
+        return check_choices(
+            profile,
+            profile_name,
+            preset=preset,
+            precision=precision,
+            cross_attention=cross_attention,
+        )
+
+    @classmethod
+    def IS_CHANGED(cls, profile_name=NONE, **_: Any) -> str:  # noqa: N802
+        return state_of(profile_name)
 
 
 def check_choices(
