@@ -10,7 +10,6 @@ PAGES = sorted(
     path for pattern in ("*.md", "docs/*.md", "web/docs/**/*.md") for path in ROOT.glob(pattern)
 )
 INDEX = ROOT / "docs" / "README.md"
-HELP = ROOT / "web" / "docs"
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FENCED = re.compile(r"^```.*?^```", re.M | re.S)
 
@@ -30,7 +29,8 @@ def links_of(page: Path) -> list[tuple[Path, str]]:
     """(file, anchor) of each link to a file of the project."""
     found = []
     # The frontend looks for what a help page names from the folder of all of them.
-    base = HELP if HELP in page.parents else page.parent
+    help_pages = [folder for folder in page.parents if folder.parts[-2:] == ("web", "docs")]
+    base = help_pages[0] if help_pages else page.parent
     for target in LINK.findall(text_of(page)):
         if not re.match(r"[a-z]+:", target):
             path, _, anchor = target.partition("#")
