@@ -36,12 +36,16 @@ def choose(request: Request, *, backend: str | None = None, emulation: bool = Tr
     objection = _objection_to_any(request)
     if objection:
         return refuse(objection)
-    candidates = [
-        b for b in backends.BACKENDS if (not b.on_request if backend is None else b.name == backend)
-    ]
+    if backend is None:
+        candidates = [
+            b for b in backends.BACKENDS if request.precision in b.precisions and not b.on_request
+        ]
+    else:
+        candidates = [b for b in backends.BACKENDS if b.name == backend]
     if not candidates:
         known = ", ".join(b.name for b in backends.BACKENDS)
-        return refuse(f"no backend is named {backend!r}; this build has {known}")
+        wanted = f"computes {request.precision}" if backend is None else f"is named {backend!r}"
+        return refuse(f"no backend {wanted}; this build has {known}")
     objections = []
     for candidate in candidates:
         objection = objection_of(candidate, request)

@@ -58,7 +58,7 @@ def calls(draw):
     return (q, k, v), {"heads": heads, "mask": mask, **flags}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(calls())
 def test_any_call_gives_what_the_host_gives_in_its_form_and_changes_nothing(call):
     args, kwargs = call

@@ -63,7 +63,7 @@ def calls(draw):
     return q, k, v, mask, draw(st.booleans())
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(calls())
 def test_every_call_without_quantisation_is_plain_attention(call):
     q, k, v, mask, causal = call

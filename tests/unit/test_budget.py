@@ -53,7 +53,7 @@ def by_trying_all(profile, max_error):
     return best
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problems())
 def test_the_choice_is_the_fastest_of_all_within_the_budget(problem):
     profile, max_error = problem
@@ -72,7 +72,7 @@ def time_of(profile, choice):
     return chosen * (profile.steps - edges) + host * edges
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(problems(), st.integers(0, 4), st.sampled_from(QUANTISED))
 def test_keeping_k_layers_keeps_those_without_which_the_forecast_is_smallest(problem, k, precision):
     profile, _ = problem
