@@ -153,18 +153,7 @@ def quantise(
         kv_launch + batch * q_heads * layout.q_blocks,
         *view(q),
         *view(k),
-        *view(v),
-        *live_view(live_keys),
-        start + layout.partials,
-        start + layout.kv,
-        start + layout.kv_scales,
-        start + layout.v_means,
-        kv_heads,
-        kv_len,
-        channels,
-        layout.kv_blocks,
-        layout.chunks,
-        layout.chunk_tokens,
+        *values(v, live_keys, layout, start),
         start + layout.k_deviations,
         start + layout.q_deviations,
         start + layout.q_codes,
@@ -243,8 +232,7 @@ def lay_out(
     """Kept, as this arithmetic would cost microseconds in every call."""
     head_dim = padded_head_dim(channels)
     k_dim = padded_k_dim(head_dim)
-    q_blocks = Q_BLOCKS * parts(q_len, Q_BLOCKS * q_block_tokens)
-    kv_blocks = TILE_BLOCKS * parts(kv_len, TILE_BLOCKS * BLOCK_KEYS)
+    q_blocks, kv_blocks = cut_in_blocks(q_len, kv_len, q_block_tokens)
     chunks, chunk_tokens = chunk(batch * kv_heads * 2, kv_len, device)
     rows, key_heads = batch * q_heads * q_len, batch * kv_heads
     sizes = {
@@ -274,6 +262,30 @@ def lay_out(
         chunk_tokens=chunk_tokens,
         **places,
         q_deviations=places["k_deviations"] + key_heads * head_dim * 4,
+    )
+
+
+def cut_in_blocks(q_len: int, kv_len: int, q_block_tokens: int) -> tuple[int, int]:
+    """How many blocks of queries and of keys, whole ones for a block of threads and its tiles."""
+    return (
+        Q_BLOCKS * parts(q_len, Q_BLOCKS * q_block_tokens),
+        TILE_BLOCKS * parts(kv_len, TILE_BLOCKS * BLOCK_KEYS),
+    )
+
+
+def values(v: torch.Tensor, live_keys: torch.Tensor | None, layout, start: int) -> tuple:
+    """C++'s ``Values``: v [B, Hk, Nk, D], and its parts of the buffer at ``start``."""
+    return (
+        *view(v),
+        *live_view(live_keys),
+        start + layout.partials,
+        start + layout.kv,
+        start + layout.kv_scales,
+        start + layout.v_means,
+        *v.shape[1:],
+        layout.kv_blocks,
+        layout.chunks,
+        layout.chunk_tokens,
     )
 
 

@@ -10,17 +10,17 @@ import torch
 
 from ..jit.loader import launch
 from .fp4_quantise import (
-    Q_BLOCKS,
     THREADS,
-    TILE_BLOCKS,
     VALUES,
     Packed,
+    cut_in_blocks,
     partial_floats,
     quantiser,
+    values,
 )
 from .geometry import HEAD_DIMS, chunk, padded_head_dim, parts, place
 from .int8_layout import BLOCK_KEYS, K_TOKENS, Q_TOKENS
-from .operands import DTYPES, LOG2_E, TENSOR, live_view, view
+from .operands import DTYPES, LOG2_E, TENSOR, view
 
 _K_SCALE_BYTES = 128  # of a block of keys
 
@@ -83,27 +83,14 @@ def quantise(
     buffer = torch.empty(layout.bytes, dtype=torch.uint8, device=q.device)
     start = buffer.data_ptr()
     key = layout.head_dim, q.dtype
-    values = (
-        *view(v),
-        *live_view(live_keys),
-        start + layout.partials,
-        start + layout.kv,
-        start + layout.kv_scales,
-        start + layout.v_means,
-        kv_heads,
-        kv_len,
-        channels,
-        layout.kv_blocks,
-        layout.chunks,
-        layout.chunk_tokens,
-    )
+    of_v = values(v, live_keys, layout, start)
     launch(
         _PROLOGUE[key],
         device,
         layout.quantise_blocks,
         *view(q),
         *view(k),
-        *values,
+        *of_v,
         start + layout.q_codes,
         start + layout.q_scales,
         start + layout.k_means,
@@ -112,7 +99,7 @@ def quantise(
         q_len,
         scale * LOG2_E,
     )
-    launch(_PACK[key], device, layout.kv_blocks * kv_heads * batch, *values)
+    launch(_PACK[key], device, layout.kv_blocks * kv_heads * batch, *of_v)
     return Packed(buffer, layout)
 
 
@@ -129,8 +116,7 @@ def lay_out(
 ) -> Layout:
     """Kept, as this arithmetic would cost microseconds in every call."""
     head_dim = padded_head_dim(channels)
-    q_blocks = Q_BLOCKS * parts(q_len, Q_BLOCKS * q_block_tokens)
-    kv_blocks = TILE_BLOCKS * parts(kv_len, TILE_BLOCKS * BLOCK_KEYS)
+    q_blocks, kv_blocks = cut_in_blocks(q_len, kv_len, q_block_tokens)
     rows, key_heads = batch * q_heads * q_len, batch * kv_heads
     chunks, chunk_tokens = chunk(key_heads, kv_len, device)
     quantise_blocks = (

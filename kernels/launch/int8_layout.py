@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..backend import token_major_like
 from .geometry import chunk, padded_head_dim, parts, place
 from .operands import in_vectors
 
@@ -48,6 +49,11 @@ class Layout(NamedTuple):
     out_view: tuple[int, ...]
     in_vectors: bool  # every token starts on 16 bytes if the first one of its tensor does
     token_major: bool  # torch.empty_like(q) is
+
+    def output_like(self, q: torch.Tensor) -> torch.Tensor:
+        """Memory for the output, token-major."""
+        # empty_like saves the time that a transposed view takes to make.
+        return torch.empty_like(q) if self.token_major else token_major_like(q)
 
 
 def lay_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, codes_of_v: bool = True) -> Layout:

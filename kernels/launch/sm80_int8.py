@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..backend import Backend, Capability, token_major_like
+from ..backend import Backend, Capability
 from ..jit.loader import launch
 from ..jit.variants import Variant
 from .geometry import parts
@@ -116,9 +116,7 @@ def attend_smoothed(
     Writes, if given, ``lse`` [B, Hq, Nq], contiguous: that of the scores of smoothed K.
     """
     operands = pack(q, k, v, mask=mask, scale=scale, causal=causal)
-    # empty_like saves the time that a transposed view takes to make.
-    token_major = operands.packed.layout.token_major
-    out = torch.empty_like(operands.q) if token_major else token_major_like(operands.q)
+    out = operands.packed.layout.output_like(operands.q)
     _launch_attention(operands.packed, operands.q, operands.mask, causal, out, lse)
     return first_channels(out, q.shape[3]), operands.packed
 

@@ -7,7 +7,7 @@ maximum has moved far. docs/kernel-notes-int8.md has the figures.
 
 import torch
 
-from ..backend import Backend, Capability, Dtypes, HeadDimIn, OneDtype, Unmasked, token_major_like
+from ..backend import Backend, Capability, Dtypes, HeadDimIn, OneDtype, Unmasked
 from ..jit.loader import launch
 from ..jit.variants import Variant
 from .geometry import parts
@@ -57,7 +57,7 @@ def attend(
     channels = q.shape[3]
     q, k, v, layout = readable(q, k, v, codes_of_v=False)
     packed = quantise(q, k, v, layout, live_keys=None, scale=scale)
-    out = torch.empty_like(q) if layout.token_major else token_major_like(q)
+    out = layout.output_like(q)
     lse = None
     if return_lse:
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)

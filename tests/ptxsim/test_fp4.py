@@ -215,23 +215,15 @@ def test_plain_and_sharp_rows(precision):
     check_plain_and_sharp(precision)
 
 
+# Those of the other sources: test_mutations.py.
 @pytest.mark.parametrize(
     "fault",
     [
-        ("fp4_mma.cuh", "switch (n % 4)", "switch (n % 4 ^ 1)"),  # lanes that scales come from
-        ("fp4_warp.cuh", "0x7351 : 0x6240", "0x6240 : 0x7351"),  # rows of P's scales
-        ("fp4_warp.cuh", "0x7351 : 0x6240", "0x7531 : 0x6420"),  # order of P's scales
-        ("fp4_warp.cuh", "unpack_e4m3(scale, codes);", ""),  # P divided by the scale unrounded
-        ("fp4_scores.cuh", "(n * 4 + t) * 16", "(n * 4 + 3 - t) * 16"),  # keys of Q's lost scores
-        ("fp4_warp.cuh", "out[n][i] *= shrink[i / 2]", "out[n][i] *= shrink[i % 2]"),
-        ("fp4_layout.cuh", "8 * j + 2 * t + e", "8 * t + 2 * j + e"),  # rows of K
-        ("panels.cuh", "row * 32 + (byte ^ ((row & 4) << 2))", "row * 32 + byte % 16"),
-        ("live_keys.cuh", "token < end && live", "live"),  # tokens of the next stretch
         ("fp4_balance.cuh", "part & distance ? -1.0f", "part & distance ? 1.0f"),  # rotation
         ("fp4_balance.cuh", "return sqrtf(share", "return (share"),
     ],
 )
-def test_a_fault_in_the_sources_is_noticed(fault, use):
+def test_a_fault_in_balance_and_rotation_is_noticed(fault, use):
     use(Simulator(120, edit=fault))
     with pytest.raises((AssertionError, KernelError)):
         check_plain_and_sharp("fp4")

@@ -6,6 +6,7 @@ from sageattention3.kernels.launch.sm80_int8 import attend
 from sageattention3.kernels.metrics import compare
 from sageattention3.kernels.reference import exact_attention
 
+from .calls import tensors
 from .simulator import Simulator
 
 # Of tests/gpu/test_sm80_int8.py.
@@ -20,15 +21,6 @@ def simulator(request, use):
 
 # Kernels for the newest chips round P by other instructions.
 on_old_and_new_chips = pytest.mark.parametrize("simulator", [80, 120], indirect=True)
-
-
-def tensors(b=1, hq=2, hk=1, nq=40, nk=140, d=64, dtype=torch.bfloat16, seed=0):
-    """q [b, hq, nq, d], k and v [b, hk, nk, d], token-major in memory as models make them."""
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        torch.randn(b, n, h, d, generator=generator).to(dtype).transpose(1, 2)
-        for h, n in ((hq, nq), (hk, nk), (hk, nk))
-    ]
 
 
 def random_mask(*shape, share=0.6):

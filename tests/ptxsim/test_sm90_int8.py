@@ -1,11 +1,14 @@
 """INT8 attention on wgmma, interpreted, against FP64 within the bounds that hold on a GPU."""
 
+from functools import partial
+
 import pytest
 import torch
 from sageattention3.kernels.launch.sm90_int8 import attend
 from sageattention3.kernels.metrics import compare
 from sageattention3.kernels.reference import exact_attention
 
+from . import calls
 from .ptx import KernelError
 from .simulator import Simulator
 
@@ -17,13 +20,7 @@ def simulator(use):
     return use(Simulator(90))
 
 
-def tensors(b=1, hq=2, hk=1, nq=70, nk=300, d=128, dtype=torch.bfloat16):
-    """q [b, hq, nq, d], k and v [b, hk, nk, d], token-major in memory as models make them."""
-    generator = torch.Generator().manual_seed(0)
-    return [
-        torch.randn(b, n, h, d, generator=generator).to(dtype).transpose(1, 2)
-        for h, n in ((hq, nq), (hk, nk), (hk, nk))
-    ]
+tensors = partial(calls.tensors, nq=70, nk=300, d=128)
 
 
 def run(q, k, v, *, causal=False, **options):

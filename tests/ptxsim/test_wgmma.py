@@ -34,9 +34,9 @@ def descriptor(leading, stride, swizzle):
     return leading // 16 << 16 | stride // 16 << 32 | swizzle << 62
 
 
-def multiply(opcode, a_words, places, units, n, code, more="", c=None, pending=0):
-    """D [64, n] as words. units: B's 16 bytes of each thread, as words; places: where."""
-    names = [f"m{i}" for i in range(n // 2)]
+def multiply(opcode, a_words, places, units, code, more="", c=None, pending=0):
+    """D [64, 64] as words. units: B's 16 bytes of each thread, as words; places: where."""
+    names = [f"m{i}" for i in range(32)]
     inputs = {f"x{i}": a_words[:, i] for i in range(4)}
     inputs |= {f"y{i}": units[:, i] for i in range(4)}
     inputs["b"] = places
@@ -51,10 +51,10 @@ def multiply(opcode, a_words, places, units, n, code, more="", c=None, pending=0
         pending=pending,
     )
     out = call(body, inputs, names, threads=THREADS, shared_bytes=4096)
-    d = np.zeros((64, n), "u4")
+    d = np.zeros((64, 64), "u4")
     for thread in range(THREADS):
         warp, lane = divmod(thread, 32)
-        for i in range(n // 2):
+        for i in range(32):
             row = 16 * warp + lane // 4 + 8 * (i // 2 % 2)
             d[row, i // 4 * 8 + lane % 4 * 2 + i % 2] = out[thread, i]
     return d
@@ -70,7 +70,7 @@ def bytes_of_panels(kind, **options):
     row, half = np.arange(64).repeat(2), np.tile([0, 1], 64)
     places = row * 32 + (half ^ row >> 2 & 1) * 16  # 32-byte swizzle: halves change in rows 4..7
     opcode = f"wgmma.mma_async.sync.aligned.m64n64k32.s32.{kind}.s8"
-    d = multiply(opcode, words, places, units, 64, descriptor(16, 8 * 32, 3), **options)
+    d = multiply(opcode, words, places, units, descriptor(16, 8 * 32, 3), **options)
     return d.view("i4"), a @ b
 
 
@@ -111,5 +111,5 @@ def test_halves(kind):
     places = row * 128 + (unit ^ row % 8) * 16
     opcode = f"wgmma.mma_async.sync.aligned.m64n64k16.f32.{kind}.{kind}"
     code = descriptor(4096, 8 * 128, 1)
-    d = multiply(opcode, words, places, units, 64, code, ", 1, 1, 1", c=0x3F800000)
+    d = multiply(opcode, words, places, units, code, ", 1, 1, 1", c=0x3F800000)
     assert (d.view("f4") == (a @ b + 1).astype("f4")).all()
