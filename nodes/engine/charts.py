@@ -1,6 +1,7 @@
 """The heat strip: which precision each layer ran in at each step, as a picture."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -20,10 +21,24 @@ CELL_INCHES = (0.26, 0.19)  # of one step, of one layer: room for a label of 7 p
 LABELS_AT_MOST = 60  # longer axes label every second, third ... row
 
 
+def add_legend(figure: Any, names: Sequence[str], below_top: float) -> None:
+    """The colours of ``names`` in one row, ``below_top`` inches under the figure's upper edge."""
+    from matplotlib.patches import Patch
+
+    width, height = figure.get_size_inches()
+    figure.legend(
+        handles=[Patch(color=COLOURS[name], label=name) for name in names],
+        loc="upper left",
+        bbox_to_anchor=(0.05 / width, 1 - below_top / height),
+        ncols=len(names),
+        frameon=False,
+        fontsize=8,
+    )
+
+
 def heat_strip(run: Run) -> torch.Tensor:
     """``run`` as an image [1, height, width, 3], float32 in 0..1: layers down, steps across."""
     from matplotlib.colors import ListedColormap
-    from matplotlib.patches import Patch
 
     layers = run.layers()
     cells = {cell: _kind(entry) for cell, entry in run.cells().items()}
@@ -57,14 +72,7 @@ def heat_strip(run: Run) -> torch.Tensor:
     title = ", ".join(filter(None, (run.title, run.interruption())))
     figure.text(0.15 / width, 1 - 0.3 / height, title, fontsize=10, weight="bold")
     if shown:
-        figure.legend(
-            handles=[Patch(color=COLOURS[kind], label=kind) for kind in shown],
-            loc="upper left",
-            bbox_to_anchor=(0.05 / width, 1 - 0.4 / height),
-            ncols=len(shown),
-            frameon=False,
-            fontsize=8,
-        )
+        add_legend(figure, shown, below_top=0.4)
     return render(figure)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from .budget import Choice
-from .charts import COLOURS
+from .charts import COLOURS, add_legend
 from .figure import new_figure, render
 from .forecast import contributions
 from .profile import Profile
@@ -21,7 +21,6 @@ def error_chart(profile: Profile, choice: Choice) -> torch.Tensor:
     ``choice`` takes is drawn solid, the rest pale; layers that it keeps in fp16 are marked.
     """
     from matplotlib.colors import to_rgba
-    from matplotlib.patches import Patch
 
     precisions = profile.precisions
     added = {p: contributions(profile, p).sum(1) for p in precisions}
@@ -81,12 +80,5 @@ def error_chart(profile: Profile, choice: Choice) -> torch.Tensor:
         "Hatched: not known.",
         fontsize=8,
     )
-    figure.legend(
-        handles=[Patch(color=COLOURS[precision], label=precision) for precision in precisions],
-        loc="upper left",
-        bbox_to_anchor=(0.05 / width, 1 - 0.6 / height),
-        ncols=len(precisions),
-        frameon=False,
-        fontsize=8,
-    )
+    add_legend(figure, precisions, below_top=0.6)
     return render(figure)
