@@ -13,7 +13,8 @@ _KERNEL = """
 .address_size 64
 .extern .shared .align 128 .b8 dynamic[];
 .entry test(.param .u64 test_param_0, .param .u64 test_param_1) {{
-  .reg .b32 a, b, c, d, e, f, tid, ctaid, ntid, index, x<8>, y<8>, z<8>, w<8>;
+  .reg .b32 a, b, c, d, e, f, tid, ctaid, ntid, index;
+  .reg .b32 x<8>, y<8>, z<8>, w<8>, u<80>, m<128>;
   .reg .b64 in, out, wide, da, db, dc;
   .reg .b16 ha, hb, hc;
   .reg .pred p, q, r;

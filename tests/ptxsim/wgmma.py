@@ -1,19 +1,17 @@
-"""wgmma: products of a warpgroup's A and D in registers with B in shared memory.
+"""wgmma: products of a warpgroup's matrices A and B, with D in registers (PTX ISA, section 9.7.15).
 
-PTX ISA, sections on asynchronous warpgroup-level matrix instructions. Each warp has 16 rows of A
-and D, in fragments like those of mma.sync. B is read when a product begins; D holds noise until a
-wait has ended the product's group, so that whoever reads it too early is found out.
+Each warp has 16 rows of A and D, in fragments like those of mma.sync; B, and A if it likes, lies in
+shared memory and is read when a product begins. D holds noise until a wait has ended the product's
+group, so that whoever reads it too early is found out.
 """
 
 import numpy as np
 
-from .decode import TYPES, instruction
+from .decode import instruction
 from .matrix import _GROUP, _THREAD, _elements, _Fragments, _layout
-from .ptx import Immediate, KernelError
+from .ptx import Immediate, KernelError, Vector
 
 _NOISE = np.uint32(0x7FC0DEAD)  # a NaN, or a large integer
-_LANES = np.arange(32)
-_SWIZZLED_BITS = {3: 1, 2: 2, 1: 3}  # by the descriptor's layout type: of a row's number
 
 
 class Products:
@@ -57,71 +55,110 @@ class Products:
                 group[ended] = -1
 
 
+_START, _LEADING, _STRIDE, _SWIZZLE = 0, 16, 32, 62  # first bits of a descriptor's fields
+_UNKNOWN = np.uint64(0x3FFFC000C000C000)  # a descriptor's other bits; of its base offset also
+_SWIZZLED_BITS = np.array([0, 3, 2, 1])  # of a row's number, by the descriptor's kind of swizzling
+
+
 def _descriptor(m, read, warps):
-    """Start address, leading and stride offset in bytes, and swizzled bits, of all warps alike."""
+    """Start address, leading and stride offset in bytes, and swizzled bits: [warps, 1, 1] each."""
     lanes = np.broadcast_to(read(m), m.shape)[warps]
     if (lanes != lanes[:, :1]).any():
         raise KernelError("lanes of a warp disagree on a descriptor")
-    bits = lanes[:, 0].astype("u8")
-    field = lambda first: ((bits >> np.uint64(first)) & np.uint64(0x3FFF)).astype("i8") * 16  # noqa: E731
-    swizzle = bits[0] >> np.uint64(62)
-    if int(swizzle) not in _SWIZZLED_BITS:
-        raise KernelError("matrices without swizzling are unknown here")
-    return field(0), field(16), field(32), _SWIZZLED_BITS[int(swizzle)]
+    if (lanes & _UNKNOWN).any():
+        raise KernelError(f"descriptor {lanes[0, 0]:#x} sets bits that are unknown here")
+    bits = lanes[:, 0].astype("i8").reshape(-1, 1, 1)
+    fields = [(bits >> first & 0x3FFF) * 16 for first in (_START, _LEADING, _STRIDE)]
+    return *fields, _SWIZZLED_BITS[bits >> _SWIZZLE & 3]
 
 
-def _fetch(m, warps, starts, offsets, swizzled_bits):
-    """Sixteen bytes at each of ``offsets`` [...] from ``starts`` [warps]: u4 [warps, ..., 4]."""
-    address = starts.reshape(-1, *[1] * offsets[0].ndim) + offsets
-    address ^= (address >> 7 & (1 << swizzled_bits) - 1) << 4
+def _fetch(m, warps, read, rows, units, transposed):
+    """16 bytes of each of ``rows`` and ``units`` of a matrix, [..., rows, 1] and [..., units].
+
+    A row is one of M or N with K along it, or one of K where ``transposed``. Eight rows of as many
+    units as swizzling mixes (one without it) follow each other; the offsets are from there on.
+    """
+    start, leading, stride, bits = _descriptor(m, read, warps)
+    if transposed:  # without swizzling the offsets are of the dimensions, else of rows and units
+        leading, stride = (np.where(bits, *x) for x in ((leading, stride), (stride, leading)))
+    address = start + leading * (units >> bits) + stride * (rows // 8)
+    address = address + (((rows % 8) << bits) + (units & (1 << bits) - 1)) * 16
+    address ^= (address >> 7 & (1 << bits) - 1) << 4
     by = np.repeat(warps, address[0].size)
     places = m.shared.place(address.ravel(), m.block_of_warp[by], 16)
     m.races.read(by, places, 16)
     return m.shared.load(places, 4, 4).reshape(*address.shape, 4)
 
 
-def _rows_of_n(m, warps, read, n):
-    """B [warps, 32 bytes of k, n] where k is contiguous."""
-    start, _, stride, bits = _descriptor(m, read, warps)
-    if bits != 1:
-        raise KernelError("rows along k are understood in panels of 32 bytes only")
-    row, half = np.arange(n)[:, None], np.arange(2)
-    offsets = stride.reshape(-1, 1, 1) * (row // 8) + row % 8 * 32 + half * 16
-    words = _fetch(m, warps, start, offsets, bits)
-    return np.ascontiguousarray(words.reshape(len(warps), n, 8)).view("u1").swapaxes(1, 2)
+def _in_shared(op, operand, dtype, rows, k, transposed, by_warp):
+    """A function of the machine and warps: ``rows`` of A or columns of B, [warps, rows, k].
+
+    by_warp: each warp of a warpgroup has rows of its own.
+    """
+    read, row = op.read(operand, "u64"), np.arange(rows)
+
+    def fetch(m, warps):
+        mine = m.special("%tid.x")[warps, :1].astype("i8") // 32 % 4 * rows * by_warp + row
+        if transposed:
+            words = _fetch(m, warps, read, np.arange(k)[:, None], mine[:, None, ::8] // 8, True)
+            return _elements(words, dtype).reshape(-1, k, rows).swapaxes(1, 2)
+        words = _fetch(m, warps, read, mine[:, :, None], np.arange(2), False)
+        return _elements(words, dtype).reshape(-1, rows, k)
+
+    return fetch
 
 
-def _rows_of_k(m, warps, read, n):
-    """B [warps, 16, n] of 16-bit words where n is contiguous."""
-    start, leading, stride, bits = _descriptor(m, read, warps)
-    row, unit = np.arange(16)[:, None], np.arange(n // 8)
-    per_row = 1 << bits  # units of 16 bytes
-    offsets = (
-        leading.reshape(-1, 1, 1) * (unit // per_row)
-        + stride.reshape(-1, 1, 1) * (row // 8)
-        + row % 8 * (16 * per_row)
-        + unit % per_row * 16
-    )
-    words = _fetch(m, warps, start, offsets, bits)
-    return np.ascontiguousarray(words.reshape(len(warps), 16, n // 2)).view("u2")
-
-
-def _product(op, n, a_type, b_type, d_type, bits, fetch):
-    d, a, b, adds = op.operands[:4]
-    indices = [part.index for part in d.parts]
-    a, b, adds = _Fragments(op, a), op.read(b, "u64"), op.read(adds, "pred")
-    if len(indices) != n // 2 or len(a.reads) != 4:
+def _in_registers(op, operand, dtype, k):
+    fragments, (order, _) = _Fragments(op, operand), _layout(256 // k)
+    if len(fragments.reads) != 4:
         raise KernelError("fragments of a wrong size")
-    order_a, _ = _layout(bits)
-    k = 256 // bits
+    return lambda m, warps: np.take(_elements(fragments(m, warps), dtype), order, 1).reshape(
+        -1, 16, k
+    )
+
+
+# By the type of A: its K, the type of D, and whether signs and transposed matrices are to choose.
+_FORMS = {
+    "f16": (16, "f32", True, True),
+    "bf16": (16, "f32", True, True),
+    "e4m3": (32, "f32", True, False),
+    "s8": (32, "s32", False, False),
+    "u8": (32, "s32", False, False),
+}
+_ALIKE = {"s8": "u8", "u8": "s8"}  # may be multiplied with each other
+
+
+@instruction(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.([sf]32)\.(\w+)\.(\w+)")
+def _product(op, n, k, d_type, a_type, b_type):
+    n, k = int(n), int(k)
+    wanted, accumulated, signs, transposable = _FORMS[a_type]
+    if (k, d_type) != (wanted, accumulated) or b_type not in (a_type, _ALIKE.get(a_type)):
+        raise KernelError("these types have no product")
+    if n % 8 or not 8 <= n <= 256 or (d_type == "s32" and n % 16 and n not in (8, 24)):
+        raise KernelError(f"products of {n} columns do not exist")
+    d, a, b, adds, *more = op.operands
+    a_in_registers = isinstance(a, Vector)
+    choices = [x.bits for x in more if isinstance(x, Immediate)]
+    if len(choices) != 2 * signs + transposable * (2 - a_in_registers):
+        raise KernelError("signs and transpositions are not as many as this product has")
+    sign = np.prod(choices[:2]) if signs else 1
+    transposed_a, transposed_b = [0, 0, *choices[2 * signs :]][-2:]
+    a = (
+        _in_registers(op, a, a_type, k)
+        if a_in_registers
+        else _in_shared(op, a, a_type, 16, k, transposed_a, True)
+    )
+    b = _in_shared(op, b, b_type, n, k, transposed_b, False)
+    adds, indices = op.read(adds, "pred"), [part.index for part in d.parts]
+    if len(indices) != n // 2:
+        raise KernelError("fragments of a wrong size")
 
     def run(m):
         warps = m.whole_warps()
         if not len(warps):
             return
-        x = np.take(_elements(a(m, warps), a_type), order_a, 1).reshape(-1, 16, k).astype("f8")
-        y = fetch(m, warps, b, n).view(TYPES[b_type]).astype("f8")
-        products = x @ y
+        x, y = a(m, warps).astype("f8"), b(m, warps).astype("f8")
+        products = sign * x @ y.swapaxes(1, 2)
         added = np.broadcast_to(adds(m), m.shape)[warps]
         for i, index in enumerate(indices):
             rows, columns = _GROUP[:, 0] + i % 4 // 2 * 8, i // 4 * 8 + 2 * _THREAD[:, 0] + i % 2
@@ -134,18 +171,6 @@ def _product(op, n, a_type, b_type, d_type, bits, fetch):
             m.products.begin(index, warps, values)
 
     return run
-
-
-@instruction(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k32\.s32\.([su]8)\.([su]8)")
-def _bytes(op, n, a_type, b_type):
-    return _product(op, int(n), a_type, b_type, "s32", 8, _rows_of_n)
-
-
-@instruction(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(f16|bf16)\.\2")
-def _halves(op, n, dtype):
-    if [x.bits for x in op.operands[4:] if isinstance(x, Immediate)] != [1, 1, 1]:
-        raise KernelError("only products of B transposed, without a change of sign, are known here")
-    return _product(op, int(n), dtype, dtype, "f32", 16, _rows_of_k)
 
 
 @instruction(r"wgmma\.fence\.sync\.aligned")
