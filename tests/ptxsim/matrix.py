@@ -101,9 +101,10 @@ def _small(op):
 def _scaled(op):
     """Four scales per row of A and column of B, the first in the low byte of a lane's word.
 
-    Selectors are {byte, thread}. Of A, thread 0 or 1 chooses a pair of the four lanes of a group:
-    the first one's word is for row groupID, the second one's for row groupID + 8. Of B, thread 0
-    to 3 chooses the lane whose word is for column groupID. With four scales a word the byte is 0.
+    PTX ISA, section 9.7.14.3, block scaling: selectors are {byte, thread}. Of A, thread 0 or 1
+    chooses the lower or upper pair of the four lanes of a group: the first one's word is for row
+    groupID, the second one's for row groupID + 8 (figure 43). Of B, thread 0 to 3 chooses the lane
+    whose word is for column groupID (figure 44). With four scales a word the byte is 0 (table 37).
     """
     scales_a, selector_a, scales_b, selector_b = op.operands[4:]
     pair, lane_b = _selected(selector_a, 2), _selected(selector_b, 4)

@@ -144,6 +144,11 @@ VECTORS = [
         (NAN, 3 * 2.0**-10, 0x7F02),
     ),
     ("mov.b32 {ha, hb}, a; cvt.rn.f16x2.e4m3x2 d, ha;", (0x387E, 0x3C005F00), (0x8001, 0x80001800)),
+    (
+        "{.reg .b8 u, v, s, t; mov.b32 {u, v, s, t}, a; cvt.rn.f16x2.e2m1x2 d, u;}",
+        (0x27, 0x3C004600),
+        (0x19, 0x3800B800),
+    ),
     # Ties: 0.25 to 0, 0.75 to 1, 1.25 to 1, 1.75 to 2, 2.5 to 2, 3.5 and 5 to 4.
     (
         "{.reg .b8 u, v, s, t; cvt.rn.satfinite.e2m1x2.f32 u, a, b;"
