@@ -19,8 +19,6 @@ from .ptx import Instruction, KernelError, Program
 from .races import Races
 from .wgmma import Products
 
-_NOWHERE = -1
-
 
 class Code:
     """A program for all of its launches; blocks are decoded when one gets there."""
@@ -38,16 +36,19 @@ class Code:
         if at not in self._decoded:
             block, guard = self.blocks[at], None
             last = block.instructions[-1]
-            if block.last and last.guard is not None:
+            if _branches(block) and last.guard is not None:
                 guard = Op(last, self.program).read(last.guard, "pred")
             runs = [decode(what, self.program) for what in _body(block)]
             self._decoded[at] = runs, guard
         return self._decoded[at]
 
 
+def _branches(block: Block) -> bool:
+    return block.last in ("bra", "exit")
+
+
 def _body(block: Block) -> list[Instruction]:
-    branches = block.last in ("bra", "exit")
-    return block.instructions[:-1] if branches else block.instructions
+    return block.instructions[:-1] if _branches(block) else block.instructions
 
 
 class Machine:
@@ -106,8 +107,7 @@ class Machine:
         self.asleep = np.zeros(warps, bool)  # until a phase of an mbarrier ends
         self._at = np.zeros(warps, "i8")  # block of instructions that each warp is to run next
         self._lanes = self.alive.copy()  # those that run it
-        self._meeting = np.full(warps, _NOWHERE)  # where they join the lanes on top of the stack
-        self._stacks: list[list[tuple]] = [[] for _ in range(warps)]  # (meeting, at, lanes)
+        self._others: dict[int, dict] = {}  # of a parted warp: its other lanes, by their block
         self._scheduler = _Scheduler(seed, per_block, warps)
         self._set_mask(self.alive)
 
@@ -192,60 +192,34 @@ class Machine:
             who = ", ".join(map(self.name, np.flatnonzero(self.mask.any(1))[:4]))
             where = place(block.instructions[step])
             raise KernelError(f"{where}\n  {fault}\n  warps {who}, ...") from fault
+        taken = self.mask if guard is None else self.mask & guard(self)
         if block.last == "exit":
-            self._exit(self.mask if guard is None else self.mask & guard(self), chosen, block)
-        elif block.last == "bra" and guard is not None:
-            self._branch(guard(self) & self.mask, chosen, block)
-        else:
-            self._go(chosen, block.target if block.last == "bra" else block.following)
+            self.alive &= ~taken
+        self._leave(chosen, block, taken if _branches(block) else np.zeros_like(taken))
 
-    def _go(self, warps: np.ndarray, to: int) -> None:
-        self._at[warps] = to
-        for one in np.flatnonzero(warps & (self._at == self._meeting)):
-            self._join(one)
+    def _leave(self, chosen: np.ndarray, block: Block, taken: np.ndarray) -> None:
+        """Of the ``chosen`` warps, lanes ``taken`` go to the block's target, the rest follows."""
+        goes, stays = taken.any(1), (self.mask & ~taken).any(1)
+        self._at[chosen & goes] = block.target
+        self._at[chosen & ~goes] = block.following
+        for one in {*np.flatnonzero(goes & stays), *self._others} & {*np.flatnonzero(chosen)}:
+            groups = self._others.pop(one, {})
+            for at, lanes in (
+                (block.target, taken[one]),
+                (block.following, self.mask[one] & ~taken[one]),
+            ):
+                groups[at] = groups.get(at, False) | lanes
+            self._select(one, {at: x for at, x in groups.items() if at != EXIT and x.any()})
 
-    def _join(self, one: int) -> None:
-        while self._at[one] == self._meeting[one]:
-            self._resume(one)
-
-    def _resume(self, one: int) -> None:
-        self._meeting[one], self._at[one], self._lanes[one] = self._stacks[one].pop()
-
-    def _branch(self, taken: np.ndarray, chosen: np.ndarray, block: Block) -> None:
-        some, others = taken.any(1), (self.mask & ~taken).any(1)
-        if block.target == block.following:
-            others[:] = False
-        parted = some & others
-        for one in np.flatnonzero(parted):
-            self._part(one, taken[one].copy(), block)
-        self._go(chosen & some & ~parted, block.target)
-        self._go(chosen & ~some, block.following)
-
-    def _part(self, one: int, taken: np.ndarray, block: Block) -> None:
-        lanes = self._lanes[one].copy()
-        if self._meeting[one] == block.meeting:
-            pass  # those who wait there already hold a place for these
-        else:
-            self._stacks[one].append((self._meeting[one], block.meeting, lanes))
-        sides = [(block.target, taken), (block.following, lanes & ~taken)]
-        sides = [side for side in self._scheduler.order(sides) if side[0] != block.meeting]
-        for at, part in sides[1:]:
-            self._stacks[one].append((block.meeting, at, part))
-        self._meeting[one], self._at[one], self._lanes[one] = block.meeting, *sides[0]
-
-    def _exit(self, leaving: np.ndarray, chosen: np.ndarray, block: Block) -> None:
-        self.alive &= ~leaving
-        for one in np.flatnonzero(chosen):
-            gone = leaving[one]
-            self._lanes[one] &= ~gone
-            self._at[one] = block.following
-            self._stacks[one] = [(x, y, lanes & ~gone) for x, y, lanes in self._stacks[one]]
-            while not self._lanes[one].any() and self._stacks[one]:
-                self._resume(one)
-            if not self._lanes[one].any():
-                self._at[one] = EXIT
-            else:
-                self._join(one)
+    def _select(self, one: int, groups: dict[int, np.ndarray]) -> None:
+        """Which lanes of a parted warp go on: some to whom no others will come."""
+        blocks = self.code.blocks
+        ready = [x for x in groups if not any(blocks[y].ahead >> x & 1 for y in groups)]
+        at = self._scheduler.pick(ready) if ready else EXIT
+        self._at[one] = at
+        self._lanes[one] = groups.pop(at, False)
+        if groups:
+            self._others[one] = groups
 
 
 class _Scheduler:
@@ -271,8 +245,8 @@ class _Scheduler:
                 return ready & (at == at[self._random.choice(np.flatnonzero(ready))])
         return ready & (at == at[ready].min())
 
-    def order(self, sides: list) -> list:
-        return sides[::-1] if self._random and self._random.random() < 0.5 else sides
+    def pick(self, blocks: list[int]) -> int:
+        return self._random.choice(sorted(blocks)) if self._random else min(blocks)
 
     def end_some(self, copies: Copies) -> None:
         if self._random and len(copies) and self._random.random() < self._end_share:
