@@ -92,10 +92,13 @@ class Op:
 
         return put
 
-    def address(self, operand: Address, dtype: str) -> Callable:
-        base = self.read(operand.base, dtype)
-        offset = self.constant(Immediate(operand.offset), TYPES[dtype])
-        return base if not operand.offset else lambda m: base(m) + offset
+    def address(self, operand: Address) -> Callable:
+        """Of whatever space, in as many bits as its register has."""
+        base, bits = operand.base, 64
+        if isinstance(base, Register):
+            bits = 8 * base.bytes
+        read, offset = self.read(base, f"u{bits}"), TYPES[f"u{bits}"].type(operand.offset % 2**bits)
+        return read if not operand.offset else lambda m: read(m) + offset
 
 
 def elementwise(op: Op, types: Sequence[str], function) -> Run:

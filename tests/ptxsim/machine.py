@@ -141,6 +141,27 @@ class Machine:
             raise KernelError("only part of a warp runs what all its lanes must run together")
         return np.flatnonzero(self._full)
 
+    def active(self, array) -> np.ndarray:
+        """The values of ``array`` in active lanes, [n]."""
+        array = np.asarray(array)
+        if array.shape != self.shape:
+            array = np.broadcast_to(array, self.shape)
+        return array.ravel() if self.everyone else array[self.mask]
+
+    def spread(self, values: np.ndarray) -> np.ndarray:
+        """The inverse: [warps, 32] with ``values`` [n] in active lanes."""
+        if self.everyone:
+            return values.reshape(self.shape)
+        result = np.zeros(self.shape, values.dtype)
+        result[self.mask] = values
+        return result
+
+    def each(self, *values):
+        """(warp, lane, a Python integer of each) for every active lane."""
+        arrays = [np.broadcast_to(x, self.shape) for x in values]
+        for warp, lane in np.argwhere(self.mask):
+            yield warp, lane, *(int(x[warp, lane]) for x in arrays)
+
     def put_warps(self, put, warps: np.ndarray, values: np.ndarray) -> None:
         """Write ``values`` [len(warps), 32]."""
         if len(warps) != self.shape[0]:

@@ -7,8 +7,9 @@ group, so that whoever reads it too early is found out.
 
 import numpy as np
 
-from .decode import instruction
-from .matrix import _GROUP, _THREAD, _elements, _Fragments, _layout
+from .access import load_rows
+from .decode import TYPES, instruction
+from .matrix import GROUP, THREAD, Fragments, elements, layout, rounded
 from .ptx import Immediate, KernelError, Vector
 
 _NOISE = np.uint32(0x7FC0DEAD)  # a NaN, or a large integer
@@ -84,10 +85,7 @@ def _fetch(m, warps, read, rows, units, transposed):
     address = start + leading * (units >> bits) + stride * (rows // 8)
     address = address + (((rows % 8) << bits) + (units & (1 << bits) - 1)) * 16
     address ^= (address >> 7 & (1 << bits) - 1) << 4
-    by = np.repeat(warps, address[0].size)
-    places = m.shared.place(address.ravel(), m.block_of_warp[by], 16)
-    m.races.read(by, places, 16)
-    return m.shared.load(places, 4, 4).reshape(*address.shape, 4)
+    return load_rows(m, warps, address)
 
 
 def _in_shared(op, operand, dtype, rows, k, transposed, by_warp):
@@ -101,18 +99,18 @@ def _in_shared(op, operand, dtype, rows, k, transposed, by_warp):
         mine = m.special("%tid.x")[warps, :1].astype("i8") // 32 % 4 * rows * by_warp + row
         if transposed:
             words = _fetch(m, warps, read, np.arange(k)[:, None], mine[:, None, ::8] // 8, True)
-            return _elements(words, dtype).reshape(-1, k, rows).swapaxes(1, 2)
+            return elements(words, dtype).reshape(-1, k, rows).swapaxes(1, 2)
         words = _fetch(m, warps, read, mine[:, :, None], np.arange(2), False)
-        return _elements(words, dtype).reshape(-1, rows, k)
+        return elements(words, dtype).reshape(-1, rows, k)
 
     return fetch
 
 
 def _in_registers(op, operand, dtype, k):
-    fragments, (order, _) = _Fragments(op, operand), _layout(256 // k)
+    fragments, (order, _) = Fragments(op, operand), layout(256 // k)
     if len(fragments.reads) != 4:
         raise KernelError("fragments of a wrong size")
-    return lambda m, warps: np.take(_elements(fragments(m, warps), dtype), order, 1).reshape(
+    return lambda m, warps: np.take(elements(fragments(m, warps), dtype), order, 1).reshape(
         -1, 16, k
     )
 
@@ -152,23 +150,20 @@ def _product(op, n, k, d_type, a_type, b_type):
     adds, indices = op.read(adds, "pred"), [part.index for part in d.parts]
     if len(indices) != n // 2:
         raise KernelError("fragments of a wrong size")
+    i = np.arange(n // 2)[:, None]
+    rows, columns = GROUP.T + i % 4 // 2 * 8, i // 4 * 8 + 2 * THREAD.T + i % 2
 
     def run(m):
         warps = m.whole_warps()
         if not len(warps):
             return
         x, y = a(m, warps).astype("f8"), b(m, warps).astype("f8")
-        products = sign * x @ y.swapaxes(1, 2)
-        added = np.broadcast_to(adds(m), m.shape)[warps]
+        added = np.broadcast_to(adds(m), m.shape)[warps][:, None]
+        before = np.stack([m.products.read(index, warps) for index in indices], 1)
+        before = np.where(added, before, np.uint32(0)).view(TYPES[d_type])
+        sums = (sign * x @ y.swapaxes(1, 2))[:, rows, columns] + before
         for i, index in enumerate(indices):
-            rows, columns = _GROUP[:, 0] + i % 4 // 2 * 8, i // 4 * 8 + 2 * _THREAD[:, 0] + i % 2
-            values = products[:, rows, columns]
-            before = np.where(added, m.products.read(index, warps), 0).astype("u4")
-            if d_type == "f32":
-                values = (values + before.view("f4")).astype("f4")
-            else:
-                values = (values.astype("i8") + before.view("i4")).astype("i4")
-            m.products.begin(index, warps, values)
+            m.products.begin(index, warps, rounded(sums[:, i], d_type))
 
     return run
 
