@@ -6,6 +6,7 @@ first, and when asynchronous copies end. Seed 0 keeps warps in step and ends cop
 
 import contextlib
 import random
+from typing import NamedTuple
 
 import numpy as np
 
@@ -51,64 +52,56 @@ def _body(block: Block) -> list[Instruction]:
     return block.instructions[:-1] if _branches(block) else block.instructions
 
 
-class Machine:
-    """Blocks ``first`` to ``first + blocks`` of a grid, from start to end of their threads."""
+class Launch(NamedTuple):
+    parameters: bytes  # of the kernel
+    blocks: int
+    threads: int  # of a block
+    shared_bytes: int = 0  # beside those that the kernel declares
+    seed: int = 0
 
-    def __init__(
-        self,
-        code: Code,
-        tensors: Tensors,
-        parameters: bytes,
-        *,
-        grid: int,
-        first: int,
-        blocks: int,
-        threads: int,
-        shared_bytes: int,
-        seed: int,
-    ):
-        per_block = -(-threads // 32)
+
+class Machine:
+    """Consecutive ``blocks`` of a launch, from start to end of their threads."""
+
+    def __init__(self, code: Code, tensors: Tensors, launch: Launch, blocks: range):
+        per_block, threads = -(-launch.threads // 32), launch.threads
         self.code, self.tensors, self.threads = code, tensors, threads
-        self.parameters = np.frombuffer(parameters, np.uint8)
-        self.shape = (blocks * per_block, 32)
+        self.parameters = np.frombuffer(launch.parameters, np.uint8)
+        warps = len(blocks) * per_block
+        self.shape = (warps, 32)
         self.registers = [
             np.zeros(self.shape, f"u{n}" if n else bool) for n in code.program.register_bytes
         ]
-        self.block_of_warp = np.arange(self.shape[0]) // per_block
+        self.block_of_warp = np.arange(warps) // per_block
         self.block_of_lane = np.broadcast_to(self.block_of_warp[:, None], self.shape)
-        self.warp_of_lane = np.broadcast_to(np.arange(self.shape[0])[:, None], self.shape)
-        thread = np.arange(self.shape[0])[:, None] % per_block * 32 + np.arange(32)
-        self._specials = {
+        self.warp_of_lane = np.broadcast_to(np.arange(warps)[:, None], self.shape)
+        thread = np.arange(warps)[:, None] % per_block * 32 + np.arange(32)
+        specials = {
+            **{f"%{name}.{axis}": 0 for name in ("tid", "ctaid") for axis in "yz"},
+            **{f"%{name}.{axis}": 1 for name in ("ntid", "nctaid") for axis in "yz"},
             "%tid.x": thread,
-            "%ctaid.x": first + self.block_of_lane,
+            "%ctaid.x": blocks.start + self.block_of_lane,
             "%ntid.x": threads,
-            "%nctaid.x": grid,
+            "%nctaid.x": launch.blocks,
             "%laneid": thread % 32,
-            **dict.fromkeys(("%tid.y", "%tid.z", "%ctaid.y", "%ctaid.z"), 0),
-            **dict.fromkeys(("%ntid.y", "%ntid.z", "%nctaid.y", "%nctaid.z"), 1),
         }
         self._specials = {
             name: np.broadcast_to(np.asarray(value, "u4"), self.shape)
-            for name, value in self._specials.items()
+            for name, value in specials.items()
         }
-        self._first = first
-        self.shared = Shared(blocks, code.program.static_shared + shared_bytes)
-        self.races = Races(self.shape[0], per_block, blocks * self.shared.stride // 4)
-        self.copies, self.barriers, self.mbarriers = (
-            Copies(self),
-            BlockBarriers(self),
-            Mbarriers(self),
-        )
-        self.products = Products(self)
+        self._first = blocks.start
+        self.shared = Shared(len(blocks), code.program.static_shared + launch.shared_bytes)
+        self.races = Races(warps, per_block, len(blocks) * self.shared.stride // 4)
+        self.copies, self.products = Copies(self), Products(self)
+        self.barriers, self.mbarriers = BlockBarriers(self), Mbarriers(self)
 
         self.alive = thread < threads
-        warps = self.shape[0]
         self.waiting = np.zeros(warps, bool)  # at a barrier
         self.asleep = np.zeros(warps, bool)  # until a phase of an mbarrier ends
         self._at = np.zeros(warps, "i8")  # block of instructions that each warp is to run next
         self._lanes = self.alive.copy()  # those that run it
         self._others: dict[int, dict] = {}  # of a parted warp: its other lanes, by their block
-        self._scheduler = _Scheduler(seed, per_block, warps)
+        self._scheduler = _Scheduler(launch.seed, per_block, warps)
         self._set_mask(self.alive)
 
     # ------------------------------------------------------------------------ what instructions use
@@ -118,12 +111,9 @@ class Machine:
         return self._specials[name]
 
     def _set_mask(self, mask: np.ndarray) -> None:
-        self.mask = mask
-        self.everyone = bool(mask.all())
-        full = mask.all(1)
-        self.whole = self.everyone or bool((full | ~mask.any(1)).all())  # no warp in part
-        self.anyone = self.everyone or bool(mask.any())
-        self._full = full
+        self.mask, self._full, some = mask, mask.all(1), mask.any(1)
+        self.everyone, self.anyone = bool(self._full.all()), bool(some.any())
+        self.whole = bool((self._full == some).all())  # no warp in part
 
     @contextlib.contextmanager
     def exactly(self, mask: np.ndarray):

@@ -8,7 +8,7 @@ from sageattention3.kernels.jit import compile as jit
 from sageattention3.kernels.jit.nvrtc import find_nvrtc
 from sageattention3.kernels.jit.variants import Variant
 
-from .machine import Code, Machine
+from .machine import Code, Launch, Machine
 from .memory import Tensors
 from .ptx import KernelError, parse
 
@@ -67,41 +67,18 @@ class Simulator:
         self.sm, self.seed, self.edit = sm, seed, edit
 
     def launch(self, variant: Variant, device, blocks: int, *values) -> None:
-        run(
-            _code(variant, self.sm, self.edit),
-            variant.packer.pack(*values),
-            blocks=blocks,
-            threads=variant.threads,
-            shared_bytes=variant.shared_bytes,
-            seed=self.seed,
-        )
+        parameters = variant.packer.pack(*values)
+        launch = Launch(parameters, blocks, variant.threads, variant.shared_bytes, self.seed)
+        run(_code(variant, self.sm, self.edit), launch)
 
 
-def run(
-    code: Code,
-    parameters: bytes,
-    *,
-    blocks: int,
-    threads: int,
-    shared_bytes: int = 0,
-    seed: int = 0,
-) -> None:
+def run(code: Code, launch: Launch) -> None:
     """Run a grid, as many blocks at a time as make good use of array operations."""
     tensors = Tensors()
-    step = max(1, _MOST_WARPS * 32 // threads)
-    for first in range(0, blocks, step):
-        machine = Machine(
-            code,
-            tensors,
-            parameters,
-            grid=blocks,
-            first=first,
-            blocks=min(step, blocks - first),
-            threads=threads,
-            shared_bytes=shared_bytes,
-            seed=seed,
-        )
+    step = max(1, _MOST_WARPS * 32 // launch.threads)
+    for first in range(0, launch.blocks, step):
+        blocks = range(first, min(first + step, launch.blocks))
         try:
-            machine.run()
+            Machine(code, tensors, launch, blocks).run()
         except KernelError as fault:
             raise KernelError(f"{code.program.name}: {fault}") from fault

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from .machine import Code
+from .machine import Code, Launch
 from .ptx import parse
 from .simulator import run
 
@@ -69,14 +69,9 @@ class Snippet(NamedTuple):
 def interpret(snippet: Snippet, given: np.ndarray, seed: int = 0) -> np.ndarray:
     """What the snippet makes of ``given``, uint32 [threads, inputs]: uint32 [threads, outputs]."""
     source, target = torch.from_numpy(given.view("i4")), snippet.room()
-    run(
-        Code(parse(snippet.text("sm_120a"))),
-        np.array([source.data_ptr(), target.data_ptr()], "u8").tobytes(),
-        blocks=snippet.blocks,
-        threads=snippet.threads,
-        shared_bytes=snippet.shared_bytes,
-        seed=seed,
-    )
+    parameters = np.array([source.data_ptr(), target.data_ptr()], "u8").tobytes()
+    sizes = snippet.blocks, snippet.threads, snippet.shared_bytes
+    run(Code(parse(snippet.text("sm_120a"))), Launch(parameters, *sizes, seed))
     return target.numpy().view("u4")
 
 
