@@ -3,7 +3,6 @@
 from dataclasses import replace
 from functools import lru_cache
 
-from cuda.bindings import nvrtc
 from sageattention3.kernels.jit import compile as jit
 from sageattention3.kernels.jit.nvrtc import find_nvrtc
 from sageattention3.kernels.jit.variants import Variant
@@ -18,42 +17,27 @@ Edit = tuple[str, str, str]
 
 def make_ptx(job: jit.Job) -> tuple[str, str]:
     """PTX of ``job`` and its kernel's name."""
-    jit._load(job)
-    (main, text), *headers = [(name.encode(), text.encode()) for name, text in job.sources]
-    program = jit._checked(
-        nvrtc.nvrtcCreateProgram(
-            text, main, len(headers), [text for _, text in headers], [name for name, _ in headers]
-        )
-    )
-    jit._checked(nvrtc.nvrtcAddNameExpression(program, job.expression.encode()))
     # A virtual architecture: the compiler stops at PTX.
     arch = job.arch.replace("sm_", "compute_")
-    options = [f"--gpu-architecture={arch}".encode(), b"--std=c++17", b"--generate-line-info"]
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    if status:
-        log = jit._fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
-        raise jit.CompileError(log.decode(errors="replace"))
-    name = jit._checked(nvrtc.nvrtcGetLoweredName(program, job.expression.encode())).decode()
-    ptx = jit._fetch(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program).decode().strip("\0")
-    return ptx, name
+    program, name, _ = jit.run_nvrtc(
+        replace(job, arch=arch, options=("--std=c++17", "--generate-line-info"))
+    )
+    return jit.fetch(program, "PTX").decode().strip("\0"), name
 
 
 @lru_cache(maxsize=24)  # of some hundred thousand objects each
 def _code(variant: Variant, sm: int, edit: Edit | None) -> Code:
     job = jit.describe_job(variant, sm, find_nvrtc())
-    if edit is None:
-        return Code(parse(*make_ptx(job)))
-    file, *texts = edit
-    if file == "ptx":
-        ptx, name = make_ptx(job)
-        return Code(parse(ptx.replace(*texts), name))
     sources = dict(job.sources)
-    if file not in sources:
+    file, *texts = edit or ("",)
+    if edit and file != "ptx" and file not in sources:
         return _code(variant, sm, None)
-    if texts[0] not in sources[file]:
-        raise ValueError(f"{file} no longer holds {texts[0]!r}")
-    sources[file] = sources[file].replace(*texts)
-    return Code(parse(*make_ptx(replace(job, sources=tuple(sources.items())))))
+    if file in sources:
+        if texts[0] not in sources[file]:
+            raise ValueError(f"{file} no longer holds {texts[0]!r}")
+        sources[file] = sources[file].replace(*texts)
+    ptx, name = make_ptx(replace(job, sources=tuple(sources.items())))
+    return Code(parse(ptx.replace(*texts) if file == "ptx" else ptx, name))
 
 
 class Simulator:
