@@ -6,6 +6,7 @@ from sageattention3.kernels.launch import sm80_sagebwd
 from sageattention3.kernels.metrics import compare
 from sageattention3.kernels.reference import exact_attention, sagebwd_attention
 
+from .calls import in_any_order, token_major
 from .ptx import KernelError
 from .simulator import Simulator
 
@@ -19,11 +20,7 @@ def simulator(use):
 
 def tensors(hq=2, hk=1, nq=40, nk=70, d=64, dtype=torch.bfloat16, seed=0):
     """q, k, v and dO; K and V have the biased channels of real models."""
-    generator = torch.Generator().manual_seed(seed)
-    q, k, v, d_out = (
-        torch.randn(1, n, h, d, generator=generator).transpose(1, 2)
-        for h, n in ((hq, nq), (hk, nk), (hk, nk), (hq, nq))
-    )
+    q, k, v, d_out = token_major((hq, nq), (hk, nk), (hk, nk), (hq, nq), d=d, seed=seed)
     k[..., :2] += 4
     v[..., -1:] -= 2
     return [x.to(dtype) for x in (q, k, v, d_out)]
@@ -112,12 +109,7 @@ def test_memory_behind_the_ends_does_not_matter():
 
 def test_warps_may_come_in_any_order(simulator):
     given = tensors(nq=70, nk=100)
-    outputs = []
-    for simulator.seed in range(4):
-        outputs.append(run(*given))
-    simulator.seed = 0
-    for others in outputs[1:]:
-        assert all(torch.equal(x, y) for x, y in zip(outputs[0], others, strict=True))
+    in_any_order(simulator, range(4), lambda: run(*given))
 
 
 def test_any_strides_give_the_same_bits():
