@@ -6,6 +6,9 @@
 // 32-byte rows whose two 16-byte halves change places in rows with bit 2 set; so the eight rows of
 // any ldmatrix cover all 32 banks, for every HEAD_DIM, and a block is copied as it is.
 //
+// Where a tile is 128 keys, as for wgmma, two blocks of K lie together, [HEAD_DIM / 32][128 rows][32
+// channels], so that a panel holds all rows of a product.
+//
 // Row 16n + 8j + 2t + e of a block of K holds key 16n + 4t + 2j + e (j, e < 2; t, n < 4). Lane t of
 // a quad thus gets the scores of four neighbouring keys of each 16, in the order in which the
 // product with V wants their probabilities: P never moves between lanes.

@@ -176,7 +176,7 @@ __device__ void quantise_keys(const Params& p, int index) {
       const int offset = panel_offset(KeyBlocks::row(in_block[r]), 8 * t);
 #pragma unroll
       for (int c = 0; c < HEAD_DIM / 32; ++c) {
-        *reinterpret_cast<uint2*>(target.codes + c * (KEYS * 32) + offset) =
+        *reinterpret_cast<uint2*>(target.codes + c * KeyBlocks::PANEL + offset) =
             rows.codes(r, c, INT8_MAX / amax);
       }
     }

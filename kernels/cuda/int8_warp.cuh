@@ -1,58 +1,16 @@
 // Sixteen rows of Q against one tile of keys after the other: what a warp of INT8 attention does.
 //
-// S = Q K^T in s8 x s8. Each tile's P is quantised to 0..255 by its own row maximum; P V in u8 x s8
-// is exact in integers and joins an FP32 accumulator, weighted by the tile's maximum. So a row's
-// largest score elsewhere never costs a tile its resolution (the error of P at 16k normal tokens is
-// 2.3% with the running maximum, 0.6% with this one), and nothing is rescaled as maxima grow.
-//
-// Integers become floats for free: the products start from the bits of 1.5 * 2^23, so that the
-// sums, read as floats, are that number plus the integer.
+// S = Q K^T in s8 x s8, from the bits of MAGIC; P as in int8_probabilities.cuh; P V in u8 x s8.
 //
 // On an H200 an IMMA takes its scheduler six cycles, however many warps there are, and with four
 // FFMA or HADD2 beside it, ten. No unit is full, though: two warps per scheduler, which is what the
 // registers leave room for, do not cover each other's waits (docs/kernel-notes-int8.md).
 #pragma once
 
-#include "int8_layout.cuh"
+#include "int8_probabilities.cuh"
 #include "mask.cuh"
-#include "ptx.cuh"
-
-constexpr float LOG2_255 = 7.99435343685886f;
-
-// Exponents of the fast path are off by less than 4 score factors, downwards: P stays below 255.5.
-// From this factor on (scores in the ten thousands) it would be felt, and the exact path is taken.
-constexpr float LARGEST_FAST_FACTOR = 1.0f / 128;
-constexpr float MAGIC_WITH_MARGIN = MAGIC + 4.0f;
-
-// A row's accumulator is kept in units of 2^reference. The reference moves only when a tile's
-// maximum leaves it this far below; FP32 has the range, and rows seldom need a second one.
-constexpr float REFERENCE_SLACK = 64.0f;
-
-// Adding P V as it comes, MAGIC included, saves an instruction per element; the sum of what MAGIC
-// added is taken off after this many tiles, before its rounding is felt: by then a unit of FP32 is
-// 32 units of P V, whose quantisation is off by about a hundred.
-constexpr int TILES_PER_SETTLEMENT = 32;
 
 constexpr int WARP_ROWS = 16;
-
-// Four numbers from 0 to 255, rounded and packed.
-__device__ __forceinline__ u32 round_to_bytes(float x0, float x1, float x2, float x3) {
-  u32 bytes;
-#if __CUDA_ARCH__ >= 860
-  // Becomes two instructions (F2IP); earlier chips lack it and would need six.
-  asm("{.reg .s32 i0, i1, i2, i3; .reg .b32 high;\n"
-      "cvt.rni.s32.f32 i0, %1; cvt.rni.s32.f32 i1, %2;\n"
-      "cvt.rni.s32.f32 i2, %3; cvt.rni.s32.f32 i3, %4;\n"
-      "cvt.pack.sat.u8.s32.b32 high, i3, i2, 0; cvt.pack.sat.u8.s32.b32 %0, i1, i0, high;}"
-      : "=r"(bytes)
-      : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
-#else
-  // Rounding is an addition of 1024 in FP16, whose last place is then 1.
-  u32 low = pack_f16x2(x0, x1), high = pack_f16x2(x2, x3);
-  bytes = permute_bytes(add_f16x2(low, 0x64006400u), add_f16x2(high, 0x64006400u), 0x6420);
-#endif
-  return bytes;
-}
 
 template <int HEAD_DIM, int KEYS>
 struct Warp {

@@ -157,6 +157,12 @@ __device__ __forceinline__ void load_shared_words(u32 (&x)[4], u32 address) {
                : "memory");
 }
 
+__device__ __forceinline__ void store_shared_words(u32 address, uint4 x) {
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z),
+               "r"(x.w)
+               : "memory");
+}
+
 __device__ __forceinline__ void load_shared_floats(float (&x)[4], u32 address) {
   asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
                : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])

@@ -16,7 +16,7 @@ static_assert(THREADS == QUANTISE_THREADS, "Q, K and V share a launch");
 
 // See fp4_layout.cuh.
 struct KeyBlocks {
-  static constexpr int KEYS = BLOCK_KEYS;
+  static constexpr int KEYS = BLOCK_KEYS, PANEL = KEYS * 32;
 
   static __device__ __forceinline__ int key(int scale, int member) {
     return member / 8 * 32 + scale * 8 + member % 8;

@@ -18,9 +18,10 @@ struct Params {
 constexpr int THREADS = VALUE_THREADS;
 static_assert(THREADS == QUANTISE_THREADS, "Q, K and V share a launch");
 
-// See int8_layout.cuh.
+// See int8_layout.cuh. TILE_KEYS: keys whose rows lie together in a panel.
+template <int TILE_KEYS>
 struct KeyBlocks {
-  static constexpr int KEYS = BLOCK_KEYS;
+  static constexpr int KEYS = BLOCK_KEYS, PANEL = TILE_KEYS * 32, TILE = TILE_KEYS / BLOCK_KEYS;
 
   static __device__ __forceinline__ int key(int scale, int member) {
     return member / 4 * 16 + scale * 4 + member % 4;
@@ -29,7 +30,9 @@ struct KeyBlocks {
 
   template <int HEAD_DIM>
   static __device__ __forceinline__ KeyBlock at(const Params& p, s64 index) {
-    return {p.k_codes + index * (BLOCK_KEYS * HEAD_DIM), p.k_scales + index * SCALES_PER_BLOCK};
+    // Every head has an even number of blocks, so that none lies in a tile of the next one.
+    u8* tile = p.k_codes + index / TILE * (TILE * BLOCK_KEYS * HEAD_DIM);
+    return {tile + index % TILE * (BLOCK_KEYS * 32), p.k_scales + index * SCALES_PER_BLOCK};
   }
 };
 
@@ -57,15 +60,15 @@ template <int HEAD_DIM, Dtype DTYPE>
 constexpr int MIN_BLOCKS = HEAD_DIM * ELEMENT_BYTES<DTYPE> <= 256 ? 2 : 1;
 
 // V comes last: what is read last is what the next launch finds in L2.
-template <int HEAD_DIM, Dtype DTYPE>
+template <int HEAD_DIM, Dtype DTYPE, int TILE_KEYS>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<HEAD_DIM, DTYPE>)
 sm80_int8_quantise(const __grid_constant__ Params p) {
   const Values& v = p.values;
-  const int k_blocks = p.batch * v.kv_heads * parts_of_keys<KeyBlocks>(v.blocks);
+  const int k_blocks = p.batch * v.kv_heads * parts_of_keys<KeyBlocks<TILE_KEYS>>(v.blocks);
   const int q_blocks = blocks_of_queries(p.batch * p.q_heads, p.q_len);
   const int index = blockIdx.x;
   if (index < k_blocks) {
-    quantise_keys<HEAD_DIM, DTYPE, KeyBlocks>(p, index);
+    quantise_keys<HEAD_DIM, DTYPE, KeyBlocks<TILE_KEYS>>(p, index);
   } else if (index < k_blocks + q_blocks) {
     quantise_queries<HEAD_DIM, DTYPE>(p, index - k_blocks);
   } else {

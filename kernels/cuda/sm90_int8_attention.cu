@@ -1,83 +1,89 @@
-// INT8 attention on compute capability 9.0: Q K^T in 8 bits, P V in 16, both as wgmma.
+// INT8 attention on compute capability 9.0: Q K^T in s8 x s8, P V in u8 x s8, both as wgmma.
 //
-// A block has three warpgroups. One brings K and V in, tile by tile; the other two take 64 rows of Q
-// each. While the tensor cores multiply P of one tile by V, a warpgroup turns the scores of the next
-// one into P, and the other warpgroup fills what gaps are left.
+// A block has four warpgroups. One brings K and V in, tile by tile; the other three take 64 rows of
+// Q each: scores, P (see int8_probabilities.cuh), P V, one after the other. While the tensor cores
+// work for one of them, the other two turn scores into P.
 //
-// P V takes V as the caller has it. In 8 bits it would take half as long, but bringing its integers
-// into FP32 costs two instructions for each element of the output and tile, and then instructions
-// are what binds: by count, both ways end near 1280 TOPS, and this one reads V once and loses less.
-#include "int8_layout.cuh"
+// Three, as then 32 KB of K and V serve 192 rows, and no warpgroup needs the registers of two
+// products at once. What an SM spends on a tile and warpgroup, docs/kernel-notes-int8.md takes apart.
+#include "int8_probabilities.cuh"
 #include "output.cuh"
 #include "pipeline.cuh"
-#include "rows.cuh"
 #include "wgmma.cuh"
 
 struct Params {
-  const u8* q_codes;      // [B, Hq, Nq, HEAD_DIM]
-  const float* q_scales;  // [B, Hq, Nq], times the softmax scale and log2(e)
-  const u8* k_codes;      // [B, Hk, blocks, BLOCK_KEYS * HEAD_DIM], see int8_layout.cuh
-  const float* k_scales;  // [B, Hk, blocks, SCALES_PER_BLOCK]
-  Tensor v;
+  const u8* q_codes;        // [B, Hq, Nq, HEAD_DIM]
+  const float* q_scales;    // [B, Hq, Nq], times the softmax scale and log2(e)
+  const u8* k_codes;        // [B, Hk, blocks / 2, 2 * BLOCK_KEYS * HEAD_DIM], see int8_layout.cuh
+  const u8* v_codes;        // [B, Hk, blocks, BLOCK_KEYS * HEAD_DIM]
+  const float* k_scales;    // [B, Hk, blocks, SCALES_PER_BLOCK]
+  const float* v_channels;  // [B, Hk, 2, HEAD_DIM]: scales and offsets
   Output out;
   float* lse;  // [B, Hq, Nq] of the scores of smoothed K, natural logarithm; may be null
   int q_heads, kv_heads, q_len, kv_len, head_dim;
-  int blocks;  // of K per (batch, key head)
+  int blocks;  // of K per (batch, key head), even
   int causal;
+  Dtype dtype;  // of the output
 };
 
-constexpr int GROUP = 128;      // threads of a warpgroup
+constexpr int GROUP = 128;  // threads of a warpgroup
+constexpr int WARPS = GROUP / 32;
 constexpr int GROUP_ROWS = 64;  // of Q
-constexpr int CONSUMERS = 2;    // warpgroups
+constexpr int CONSUMERS = 3;    // warpgroups
 constexpr int ROWS = CONSUMERS * GROUP_ROWS;
-constexpr int HEAD_DIM = 128;
 constexpr int KEYS = 128;  // of a tile
-constexpr int STAGES = 4;  // tiles in shared memory
-constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
-constexpr int PRODUCER_LEAD = 2;  // tiles of V whose copies are under way
+constexpr int BLOCKS = KEYS / BLOCK_KEYS;
+constexpr int PRODUCER_REGISTERS = 32, CONSUMER_REGISTERS = 160;
 
-// Exponents may exceed a row's reference by this much before the accumulator is rescaled.
-constexpr float REFERENCE_SLACK = 8.0f;
-// P is 2^(exponent - reference + LOG2_UNIT): as large as FP16 takes, and in BF16 so small that sums
-// of the largest values of V stay finite.
-template <Dtype DTYPE>
-constexpr float LOG2_UNIT = DTYPE == F16 ? 7.0f : -18.0f;
-// Factors from integer scores to exponents: products with scores and with infinity must exist.
+// Factors from integer scores to exponents: the product with infinity must exist.
 constexpr float SMALLEST_FACTOR = 1.2e-38f;
-// From this one on, exponents (below 2^21 times it) are rounded so coarsely that it could be felt.
-constexpr float LARGEST_FAST_FACTOR = 1.0f;
+// A score that nothing sees: beside MAGIC it is negative infinity.
+constexpr u32 HIDDEN = NEGATIVE_INFINITY_BITS - MAGIC_BITS;
 
-// Tiles of K and V in shared memory, and who may touch them when.
-struct Ring {
-  static constexpr int K_BYTES = KEYS * HEAD_DIM, V_BYTES = KEYS * HEAD_DIM * 2;
-  static constexpr int STAGE = V_BYTES + K_BYTES;
-  static constexpr int BYTES = STAGES * (STAGE + 3 * 8);
+// What the warpgroups share: Q, tiles of K and V, and barriers that say who may touch them when.
+template <int HEAD_DIM, int STAGES>
+struct Shared {
+  static constexpr int TILE = KEYS * HEAD_DIM;
+  static constexpr int SCALES = BLOCKS * SCALES_PER_BLOCK * 4;  // bytes
+  static constexpr int K = ROWS * HEAD_DIM;
+  static constexpr int V = K + STAGES * TILE;
+  static constexpr int K_SCALES = V + STAGES * TILE;
+  static constexpr int BARRIERS = K_SCALES + STAGES * SCALES;
+  static_assert(HEAD_DIM * 127 * 127 < MAGIC_RANGE / 2, "differences of scores must fit MAGIC");
+  static_assert(KEYS * 255 * 127 < MAGIC_RANGE, "products P V must fit beside MAGIC");
 
-  u32 shared;
+  u32 address;
 
-  __device__ __forceinline__ u32 v(int stage) const { return shared + stage * STAGE; }
-  __device__ __forceinline__ u32 k(int stage) const { return v(stage) + V_BYTES; }
-  __device__ __forceinline__ Barrier full_k(int stage) const { return barrier(3 * stage); }
-  __device__ __forceinline__ Barrier full_v(int stage) const { return barrier(3 * stage + 1); }
-  __device__ __forceinline__ Barrier empty(int stage) const { return barrier(3 * stage + 2); }
+  __device__ __forceinline__ u32 q(int group) const {
+    return address + group * (GROUP_ROWS * HEAD_DIM);
+  }
+  __device__ __forceinline__ u32 k(int stage) const { return address + K + stage * TILE; }
+  __device__ __forceinline__ u32 v(int stage) const { return address + V + stage * TILE; }
+  __device__ __forceinline__ u32 k_scales(int stage) const {
+    return address + K_SCALES + stage * SCALES;
+  }
+  __device__ __forceinline__ Barrier full_k(int stage) const { return barrier(stage, 0); }
+  __device__ __forceinline__ Barrier full_v(int stage) const { return barrier(stage, 1); }
+  __device__ __forceinline__ Barrier empty_k(int stage) const { return barrier(stage, 2); }
+  __device__ __forceinline__ Barrier empty_v(int stage) const { return barrier(stage, 3); }
 
   // By one thread, before a __syncthreads().
   __device__ __forceinline__ void start() const {
     for (int stage = 0; stage < STAGES; ++stage) {
-      full_k(stage).init(1);
-      full_v(stage).init(GROUP);
-      empty(stage).init(CONSUMERS * GROUP / 32);
+      full_k(stage).init(1), full_v(stage).init(1);
+      empty_k(stage).init(CONSUMERS * WARPS), empty_v(stage).init(CONSUMERS * WARPS);
     }
     publish_barriers();
   }
 
  private:
-  __device__ __forceinline__ Barrier barrier(int i) const {
-    return {shared + STAGES * STAGE + i * 8};
+  __device__ __forceinline__ Barrier barrier(int stage, int i) const {
+    return {address + BARRIERS + (4 * stage + i) * 8};
   }
 };
 
 // A tile's stage and the parity of that stage's phase.
+template <int STAGES>
 struct Turn {
   int stage = 0, parity = 0;
 
@@ -86,308 +92,106 @@ struct Turn {
   }
 };
 
-// V of one tile after the other as wgmma wants it: rows of keys in the order of K's rows, 64 channels
-// wide. A thread copies 16 bytes of every 16th key or of two.
-template <Dtype DTYPE>
-struct Values {
-  static constexpr int UNITS = HEAD_DIM / 8;  // of 16 bytes in a row
-  static constexpr int COPIES = 16 * UNITS / GROUP;
-
-  const char* source;  // of the first copy, which moves on from tile to tile
-  s64 stride;          // of a token, in bytes
-  int key, end;        // of the first copy, and the first absent one
-  u32 target[COPIES];  // offsets in a stage
-
-  __device__ __forceinline__ Values(const Params& p, int batch, int head) {
-    const int unit = threadIdx.x % UNITS;
-    key = threadIdx.x / UNITS;
-    source = p.v.token<DTYPE>(batch, head, key) + unit * 16;
-    stride = p.v.token_stride * 2;
-    end = 8 * unit < p.head_dim ? p.kv_len : 0;
-#pragma unroll
-    for (int i = 0; i < COPIES; ++i) {
-      const int row = row_of_key(key + 8 * i);
-      target[i] = unit / 8 * (KEYS * 128) + row * 128 + (unit % 8 ^ row % 8) * 16;
-    }
-  }
-
-  __device__ __forceinline__ void fetch(u32 stage) {
-#pragma unroll
-    for (int pass = 0; pass < KEYS / 16; ++pass) {
-#pragma unroll
-      for (int i = 0; i < COPIES; ++i) {
-        copy_16_bytes_or_zeros_async(stage + target[i] + pass * (16 * 128), source + 8 * i * stride,
-                                     key + 8 * i < end);
-      }
-      source += 16 * stride, key += 16;
-    }
-  }
-};
-
-template <Dtype DTYPE>
-__device__ __forceinline__ void produce(const Params& p, const Ring& ring, int batch, int kv_head,
-                                        int tiles) {
-  const u8* k = p.k_codes + (static_cast<s64>(batch) * p.kv_heads + kv_head) * p.blocks *
-                                (BLOCK_KEYS * HEAD_DIM);
-  Values<DTYPE> values(p, batch, kv_head);
-  Turn fetched, arrived;
-  for (int tile = 0; tile < tiles + PRODUCER_LEAD; ++tile) {
-    if (tile < tiles) {
-      if (tile >= STAGES) ring.empty(fetched.stage).wait(fetched.parity ^ 1);
-      if (threadIdx.x == 0) {
-        const Barrier barrier = ring.full_k(fetched.stage);
-        barrier.expect(ring.K_BYTES);
-        barrier.copy(ring.k(fetched.stage), k, ring.K_BYTES);
-        k += ring.K_BYTES;
-      }
-      values.fetch(ring.v(fetched.stage));
-      fetched.advance();
-    }
-    commit_copies();
-    wait_for_copies<PRODUCER_LEAD>();
-    if (tile >= PRODUCER_LEAD) {
-      publish_to_wgmma();
-      ring.full_v(arrived.stage).arrive();
-      arrived.advance();
-    }
+// By one thread.
+template <int HEAD_DIM, int STAGES>
+__device__ __forceinline__ void produce(const Params& p, const Shared<HEAD_DIM, STAGES>& shared,
+                                        s64 kv_head, int tiles) {
+  constexpr int TILE = Shared<HEAD_DIM, STAGES>::TILE, SCALES = Shared<HEAD_DIM, STAGES>::SCALES;
+  const s64 first_block = kv_head * p.blocks;
+  const u8* k = p.k_codes + first_block * (BLOCK_KEYS * HEAD_DIM);
+  const u8* v = p.v_codes + first_block * (BLOCK_KEYS * HEAD_DIM);
+  const u8* scales = reinterpret_cast<const u8*>(p.k_scales + first_block * SCALES_PER_BLOCK);
+  Turn<STAGES> turn;
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int stage = turn.stage;
+    const Barrier full_k = shared.full_k(stage), full_v = shared.full_v(stage);
+    if (tile >= STAGES) shared.empty_k(stage).wait(turn.parity ^ 1);
+    full_k.expect(TILE + SCALES);
+    full_k.copy(shared.k(stage), k, TILE);
+    full_k.copy(shared.k_scales(stage), scales, SCALES);
+    if (tile >= STAGES) shared.empty_v(stage).wait(turn.parity ^ 1);
+    full_v.expect(TILE);
+    full_v.copy(shared.v(stage), v, TILE);
+    k += TILE, v += TILE, scales += SCALES;
+    turn.advance();
   }
 }
 
 // 64 rows of Q against one tile after the other: a warpgroup's work, of which a thread holds two
 // rows, 8 apart, and of every eight columns two.
-template <Dtype DTYPE>
+template <int HEAD_DIM, int STAGES>
 struct Consumer {
-  using Scores = u32[KEYS / BLOCK_KEYS][32];  // integers, then floats
-  using Probabilities = u32[KEYS / 16][4];
-  static constexpr int STEPS = HEAD_DIM / 32, BLOCKS = KEYS / BLOCK_KEYS;
+  using Scores = u32[KEYS / 2];  // integers, then what Exponents reads
+  using Product = u32[HEAD_DIM / 2];
 
-  const Ring& ring;
-  u32 q[STEPS][4];
+  const Shared<HEAD_DIM, STAGES> shared;
+  Turn<STAGES> turn;
+  int block_row;  // first of the block's
   float q_scale[2];
   float out[HEAD_DIM / 2];
-  float sum[2] = {0.0f, 0.0f};  // this thread's part of its rows' sums of P
-  float reference[2] = {-FLOAT_MAX, -FLOAT_MAX};
-  const float* k_scales;  // of this lane's keys
-  int first_row, last_tile;
-  int whole_tiles;  // that all rows of the warpgroup see whole
-  int last_key[2];  // that a row sees
-  Scores s;
-  float shrink[2];  // what the references' last move does to `out`
-  bool moved;
-  Turn k_turn, v_turn;
+  float sum[2] = {0.0f, 0.0f};        // this thread's part of its rows' sums of P
+  float unsettled[2] = {0.0f, 0.0f};  // what MAGIC added to `out`
+  float reference[2] = {-FLOAT_MAX, -FLOAT_MAX};  // exponent of the unit of `out` and of those two
+  u32 probabilities[KEYS / 32][4];
+  float weight[2];  // the tile's unit in units of `out`
 
-  __device__ __forceinline__ explicit Consumer(const Ring& r) : ring(r) {}
+  // From scores to exponents: score * factor + shift. Scales of K differ from block to block.
+  struct Exponents {
+    float factor[2][BLOCKS], shift[2][BLOCKS];
+    float top[2];  // the largest of a row
+  };
+
+  __device__ __forceinline__ explicit Consumer(const Shared<HEAD_DIM, STAGES>& s) : shared(s) {}
 
   static __device__ __forceinline__ int group() { return threadIdx.x / GROUP - 1; }
+  __device__ __forceinline__ int first_row() const { return block_row + group() * GROUP_ROWS; }
   static __device__ __forceinline__ int t() { return threadIdx.x % 4; }
   __device__ __forceinline__ int row(int r) const {
-    return first_row + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + 8 * r;
+    return first_row() + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + 8 * r;
   }
 
-  __device__ __forceinline__ void start(const Params& p, int row_block, s64 head_row, s64 kv_head,
-                                        int tiles) {
-    first_row = row_block * ROWS + group() * GROUP_ROWS;
-    last_tile = tiles - 1;
-    whole_tiles = (p.causal ? min(p.kv_len, first_row + 1) : p.kv_len) / KEYS;
-    k_scales = p.k_scales + kv_head * p.blocks * SCALES_PER_BLOCK + t();
+  __device__ __forceinline__ void start(const Params& p, int row_block, s64 head_row) {
+    block_row = row_block * ROWS;
+    constexpr int UNITS = HEAD_DIM / 16;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const s64 source = head_row + min(row(r), p.q_len - 1);
-      const u32* words = reinterpret_cast<const u32*>(p.q_codes + source * HEAD_DIM);
-#pragma unroll
-      for (int step = 0; step < STEPS; ++step) {
-        q[step][r] = words[8 * step + t()];
-        q[step][r + 2] = words[8 * step + 4 + t()];
-      }
-      q_scale[r] = p.q_scales[source];
-      last_key[r] = p.causal ? min(row(r), p.kv_len - 1) : p.kv_len - 1;
+    for (int i = threadIdx.x % GROUP; i < GROUP_ROWS * UNITS; i += GROUP) {
+      const int in_group = i / UNITS, unit = i % UNITS;
+      const s64 source = head_row + min(first_row() + in_group, p.q_len - 1);
+      store_shared_words(
+          shared.q(group()) + unit / 2 * (GROUP_ROWS * 32) + panel_offset(in_group, unit % 2 * 16),
+          *reinterpret_cast<const uint4*>(p.q_codes + source * HEAD_DIM + unit * 16));
     }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) q_scale[r] = p.q_scales[head_row + min(row(r), p.q_len - 1)];
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; ++i) out[i] = 0.0f;
+    publish_to_wgmma();
+    synchronise<GROUP>(1 + group());
   }
 
-  // Begins S = Q K^T of the next tile.
-  __device__ __forceinline__ void multiply_keys() {
-    const WgmmaOperand k = WgmmaOperand::panel(ring.k(k_turn.stage));
-#pragma unroll
-    for (int block = 0; block < BLOCKS; ++block) {
-#pragma unroll
-      for (int step = 0; step < STEPS; ++step) {
-        wgmma_s8(s[block], q[step], k + block * (BLOCK_KEYS * HEAD_DIM) + step * (BLOCK_KEYS * 32),
-                 step > 0);
-      }
+  __device__ __forceinline__ void run(const Params& p, int tiles) {
+    for (int tile = 0; tile < tiles; ++tile) {
+      Scores s;
+      multiply_keys(s);
+      const int end = (tile + 1) * KEYS;
+      if (end > p.kv_len || p.causal && end > block_row + 1) hide_keys(p, s, tile * KEYS);
+      find_p(s);
+      if (is_first_lane()) shared.empty_k(turn.stage).arrive();
+
+      Product product;
+      multiply_values(product);
+      if (is_first_lane()) shared.empty_v(turn.stage).arrive();
+      add(product);
+      if (tile % TILES_PER_SETTLEMENT == TILES_PER_SETTLEMENT - 1) settle();
+      turn.advance();
     }
-    wgmma_commit();
-    k_turn.advance();
+    settle();
   }
 
-  // Begins out += P V of the next tile.
-  __device__ __forceinline__ void multiply_values(const Probabilities& probabilities) {
-    const WgmmaOperand v =
-        WgmmaOperand::rows_of_128_bytes(ring.v(v_turn.stage), KEYS * 128);
-#pragma unroll
-    for (int step = 0; step < KEYS / 16; ++step) {
-      wgmma_16bit<DTYPE>(out, probabilities[step], v + step * (16 * 128));
-    }
-    wgmma_commit();
-  }
-
-  __device__ __forceinline__ void leave_tile() {
-    if (threadIdx.x % 32 == 0) ring.empty(v_turn.stage).arrive();
-    v_turn.advance();
-  }
-
-  // From the scores of `tile` to P.
-  __device__ __forceinline__ void find_p(int tile, Probabilities& probabilities) {
-    float k_scale[BLOCKS];
-#pragma unroll
-    for (int block = 0; block < BLOCKS; ++block) {
-      k_scale[block] = __ldg(k_scales + (tile * BLOCKS + block) * SCALES_PER_BLOCK);
-#pragma unroll
-      for (int i = 0; i < 32; ++i) {
-        // An integer beside MAGIC is a float; I2F would take the unit of the exponentials.
-        s[block][i] = as_bits(as_float(s[block][i] + MAGIC_BITS) - MAGIC);
-      }
-    }
-    if (tile >= whole_tiles) hide_keys(tile * KEYS);
-    float factor[2][BLOCKS];
-    float largest_factor = 0.0f;
-    moved = false;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float top = -FLOAT_MAX;
-#pragma unroll
-      for (int block = 0; block < BLOCKS; ++block) {
-        float largest = as_float(s[block][2 * r]);
-#pragma unroll
-        for (int i = 1; i < 16; ++i) {
-          largest = fmaxf(largest, as_float(s[block][i / 2 * 4 + 2 * r + i % 2]));
-        }
-        factor[r][block] =
-            max_nan(min_nan(q_scale[r] * k_scale[block], LARGEST_FACTOR), SMALLEST_FACTOR);
-        largest_factor = fmaxf(largest_factor, factor[r][block]);
-        top = max_nan(top, __fmul_rn(largest, factor[r][block]));
-      }
-      top = max_nan(top, __shfl_xor_sync(0xffffffff, top, 1));
-      top = max_nan(top, __shfl_xor_sync(0xffffffff, top, 2));
-      const bool moves = top > reference[r] + REFERENCE_SLACK;
-      const float target = moves ? top : reference[r];
-      shrink[r] = exp2_approx(reference[r] - target);
-      reference[r] = target;
-      moved = moved || moves;
-      sum[r] *= shrink[r];
-    }
-    moved = __any_sync(0xffffffff, moved);
-    float base[2] = {reference[0], reference[1]};
-    if (__any_sync(0xffffffff, largest_factor > LARGEST_FAST_FACTOR)) {
-      take_references(factor);
-      base[0] = base[1] = 0.0f;
-    }
-#pragma unroll
-    for (int step = 0; step < KEYS / 16; ++step) {
-      const int block = step / 4;
-#pragma unroll
-      for (int word = 0; word < 4; ++word) {
-        const int r = word % 2, i = step % 4 * 8 + word / 2 * 4 + 2 * r;
-        const float shift = LOG2_UNIT<DTYPE> - base[r];
-        const float x = exp2_approx(fmaf(as_float(s[block][i]), factor[r][block], shift));
-        const float y = exp2_approx(fmaf(as_float(s[block][i + 1]), factor[r][block], shift));
-        sum[r] += x + y;
-        probabilities[step][word] = DTYPE == F16 ? pack_f16x2(x, y) : pack_bf16x2(x, y);
-      }
-    }
-  }
-
-  // Scores to exponents relative to their references, with factors of one: rounded like the maximum
-  // was, so that none exceeds it. In one step with the exponential they would, by half a unit of
-  // their last place, and P could be infinite.
-  __device__ __forceinline__ void take_references(float (&factor)[2][BLOCKS]) {
-#pragma unroll
-    for (int block = 0; block < BLOCKS; ++block) {
-#pragma unroll
-      for (int i = 0; i < 32; ++i) {
-        const int r = i / 2 % 2;
-        s[block][i] = as_bits(__fadd_rn(__fmul_rn(as_float(s[block][i]), factor[r][block]),
-                                        -reference[r]));
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 2 * BLOCKS; ++i) factor[i / BLOCKS][i % BLOCKS] = 1.0f;
-  }
-
-  __device__ __forceinline__ void pin_scores() {
-#pragma unroll
-    for (int block = 0; block < BLOCKS; ++block) pin(s[block]);
-  }
-
-  __device__ __forceinline__ void hide_keys(int first_key) {
-#pragma unroll
-    for (int block = 0; block < BLOCKS; ++block) {
-#pragma unroll
-      for (int i = 0; i < 32; ++i) {
-        const int in_tile = block * BLOCK_KEYS + i / 8 * 16 + 4 * t() + i / 4 % 2 * 2 + i % 2;
-        if (first_key + in_tile > last_key[i / 2 % 2]) s[block][i] = NEGATIVE_INFINITY_BITS;
-      }
-    }
-  }
-
-  // The first tile, of which no P waits yet.
-  __device__ __forceinline__ void begin(Probabilities& first) {
-    ring.full_k(k_turn.stage).wait(k_turn.parity);
-    wgmma_begin();
-    multiply_keys();
-    wgmma_wait<0>();
-    pin_scores();
-    find_p(0, first);
-  }
-
-  // P V of `tile`, and P of the one after it.
-  __device__ __forceinline__ void turn(int tile, Probabilities& now, Probabilities& next) {
-    ring.full_k(k_turn.stage).wait(k_turn.parity);
-    ring.full_v(v_turn.stage).wait(v_turn.parity);
-    synchronise<CONSUMERS * GROUP>(1 + group());
-    wgmma_begin();
-    multiply_keys();
-    multiply_values(now);
-    if (group() == 0 || tile + 1 < last_tile) arrive<CONSUMERS * GROUP>(2 - group());
-    wgmma_wait<1>();
-    pin_scores();
-    find_p(tile + 1, next);
-    // The wait stands in two branches, as ptxas moves it before P within one stretch of code.
-    if (moved) {
-      wgmma_wait<0>();
-      pin(out);
-#pragma unroll
-      for (int i = 0; i < HEAD_DIM / 2; ++i) out[i] *= shrink[i / 2 % 2];
-    } else {
-      asm volatile("wgmma.wait_group.sync.aligned 0; // nothing moves" ::: "memory");
-      pin(out);
-    }
-    leave_tile();
-  }
-
-  // P V of the last tile.
-  __device__ __forceinline__ void end(const Probabilities& now) {
-    ring.full_v(v_turn.stage).wait(v_turn.parity);
-    wgmma_begin();
-    multiply_values(now);
-    wgmma_wait<0>();
-    pin(out);
-  }
-
-  __device__ __forceinline__ void run() {
-    Probabilities even, odd;
-    if (group() == 1 && last_tile > 0) arrive<CONSUMERS * GROUP>(1);
-    begin(even);
-    for (int tile = 0;; tile += 2) {
-      if (tile == last_tile) return end(even);
-      turn(tile, even, odd);
-      if (tile + 1 == last_tile) return end(odd);
-      turn(tile + 1, odd, even);
-    }
-  }
-
-  __device__ __forceinline__ void store(const Params& p, int batch, int head, s64 head_row) const {
+  template <Dtype DTYPE>
+  __device__ __forceinline__ void store(const Params& p, int batch, int head, s64 head_row,
+                                        s64 kv_head) const {
+    const float* scales = p.v_channels + kv_head * 2 * HEAD_DIM;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float total = sum[r];
@@ -395,44 +199,239 @@ struct Consumer {
       total += __shfl_xor_sync(0xffffffff, total, 2);
       if (row(r) >= p.q_len) continue;
       if (p.lse != nullptr && t() == 0) {
-        p.lse[head_row + row(r)] = log_of_sum(reference[r], total, LOG2_UNIT<DTYPE>);
+        p.lse[head_row + row(r)] = log_of_sum(reference[r], total, LOG2_255);
       }
       const float inverse = 1.0f / total;
 #pragma unroll
       for (int n = 0; n < HEAD_DIM / 8; ++n) {
         const int channel = 8 * n + 2 * t();
         if (channel >= p.head_dim) continue;
-        p.out.template store<DTYPE>(batch, head, row(r), channel, out[4 * n + 2 * r] * inverse,
-                                    out[4 * n + 2 * r + 1] * inverse);
+        const float2 scale = *reinterpret_cast<const float2*>(scales + channel);
+        const float2 offset = *reinterpret_cast<const float2*>(scales + HEAD_DIM + channel);
+        p.out.template store<DTYPE>(batch, head, row(r), channel,
+                                    fmaf(out[4 * n + 2 * r] * inverse, scale.x, offset.x),
+                                    fmaf(out[4 * n + 2 * r + 1] * inverse, scale.y, offset.y));
       }
     }
   }
+
+ private:
+  static __device__ __forceinline__ bool is_first_lane() { return threadIdx.x % 32 == 0; }
+
+  __device__ __forceinline__ void multiply_keys(Scores& s) const {
+    const WgmmaOperand q = WgmmaOperand::panel(shared.q(group()));
+    const WgmmaOperand k = WgmmaOperand::panel(shared.k(turn.stage));
+    shared.full_k(turn.stage).wait(turn.parity);
+    wgmma_begin();
+#pragma unroll
+    for (int step = 0; step < HEAD_DIM / 32; ++step) {
+      wgmma_s8(s, q + step * (GROUP_ROWS * 32), k + step * (KEYS * 32), step > 0);
+    }
+    wgmma_end();
+    pin(s);
+  }
+
+  __device__ __forceinline__ void multiply_values(Product& product) const {
+    const WgmmaOperand v = WgmmaOperand::panel(shared.v(turn.stage));
+    shared.full_v(turn.stage).wait(turn.parity);
+    wgmma_begin();
+#pragma unroll
+    for (int step = 0; step < KEYS / 32; ++step) {
+      wgmma_u8(product, probabilities[step], v + step * (HEAD_DIM * 32), step > 0);
+    }
+    wgmma_end();
+    pin(product);
+  }
+
+  __device__ __forceinline__ void hide_keys(const Params& p, Scores& s, int first_key) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int last_key = p.causal ? min(row(r), p.kv_len - 1) : p.kv_len - 1;
+      const int visible = last_key + 1 - first_key - 4 * t();
+#pragma unroll
+      for (int i = 0; i < KEYS / 4; ++i) {
+        if (i / 4 * 16 + i % 4 >= visible) s[i / 2 * 4 + 2 * r + i % 2] = HIDDEN;
+      }
+    }
+  }
+
+  // P of a tile, its weight, and what both add to the sums.
+  __device__ __forceinline__ void find_p(Scores& s) {
+    Exponents e;
+    find_exponents(s, e);
+    follow(e.top);
+    u32 total[2] = {0, 0};
+#pragma unroll
+    for (int sixteen = 0; sixteen < KEYS / 16; ++sixteen) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float factor = e.factor[r][sixteen / 4], shift = e.shift[r][sixteen / 4];
+        float x[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const u32 score = s[sixteen * 8 + i / 2 * 4 + 2 * r + i % 2];
+          x[i] = exp2_approx(fmaf(as_float(score), factor, shift));
+        }
+        const u32 bytes = round_to_bytes(x[0], x[1], x[2], x[3]);
+        probabilities[sixteen / 2][sixteen % 2 * 2 + r] = bytes;
+        total[r] = add_bytes(bytes, total[r]);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      weight[r] = exp2_approx(e.top[r] - reference[r]);
+      sum[r] = fmaf(static_cast<float>(total[r]), weight[r], sum[r]);
+      unsettled[r] = fmaf(MAGIC, weight[r], unsettled[r]);
+    }
+  }
+
+  __device__ __forceinline__ void find_exponents(Scores& s, Exponents& e) const {
+    const u32 scales = shared.k_scales(turn.stage) + t() * 4;
+    float largest_factor = 0.0f;
+#pragma unroll
+    for (int block = 0; block < BLOCKS; ++block) {
+      const float k_scale = load_shared_float(scales + block * (SCALES_PER_BLOCK * 4));
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        e.factor[r][block] =
+            max_nan(min_nan(q_scale[r] * k_scale, LARGEST_FACTOR), SMALLEST_FACTOR);
+        largest_factor = fmaxf(largest_factor, e.factor[r][block]);
+      }
+    }
+    float largest[2][BLOCKS];
+    find_largest(s, largest);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      e.top[r] = -FLOAT_MAX;
+#pragma unroll
+      for (int block = 0; block < BLOCKS; ++block) {
+        e.top[r] = max_nan(e.top[r], __fmul_rn(largest[r][block], e.factor[r][block]));
+      }
+    }
+#pragma unroll
+    for (int distance = 1; distance < 4; distance *= 2) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        e.top[r] = max_nan(e.top[r], __shfl_xor_sync(0xffffffff, e.top[r], distance));
+      }
+    }
+    if (__any_sync(0xffffffff, largest_factor > LARGEST_FAST_FACTOR)) {
+      take_largest(s, largest, e);
+    } else {
+#pragma unroll
+      for (int i = 0; i < KEYS / 2; ++i) s[i] += MAGIC_BITS;
+#pragma unroll
+      for (int i = 0; i < 2 * BLOCKS; ++i) {
+        const int r = i % 2, block = i / 2;
+        e.shift[r][block] = fmaf(-MAGIC_WITH_MARGIN, e.factor[r][block], LOG2_255 - e.top[r]);
+      }
+    }
+  }
+
+  // Of a row and block; negative infinity where all of it is hidden.
+  static __device__ __forceinline__ void find_largest(const Scores& s,
+                                                      float (&largest)[2][BLOCKS]) {
+    // Chains of maxima side by side, as each waits for itself; one instruction takes three numbers.
+    s32 chains[2 * BLOCKS];
+#pragma unroll
+    for (int i = 0; i < 16; i += 2) {
+#pragma unroll
+      for (int chain = 0; chain < 2 * BLOCKS; ++chain) {
+        const int at = chain / 2 * 32 + i / 2 * 4 + chain % 2 * 2;
+        const s32 larger = max(static_cast<s32>(s[at]), static_cast<s32>(s[at + 1]));
+        chains[chain] = i > 0 ? max(chains[chain], larger) : larger;
+      }
+    }
+#pragma unroll
+    for (int chain = 0; chain < 2 * BLOCKS; ++chain) {
+      largest[chain % 2][chain / 2] = as_number(chains[chain]);
+    }
+  }
+
+  static __device__ __forceinline__ float as_number(u32 score) {
+    return as_float(score + MAGIC_BITS) - MAGIC;
+  }
+
+  // The exact path: differences from the largest score of the block, which are exact, so that no
+  // exponent exceeds the row's.
+  static __device__ __forceinline__ void take_largest(Scores& s,
+                                                      const float (&largest)[2][BLOCKS],
+                                                      Exponents& e) {
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; ++i) {
+      const float least = fmaxf(largest[i / 2 % 2][i / 32], -FLOAT_MAX);
+      s[i] = as_bits(as_number(s[i]) - least);
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * BLOCKS; ++i) {
+      const int r = i % 2, block = i / 2;
+      e.shift[r][block] =
+          __fmul_rn(largest[r][block], e.factor[r][block]) - e.top[r] + LOG2_255;
+    }
+  }
+
+  // Moves the references of rows whose tops left them behind.
+  __device__ __forceinline__ void follow(const float (&top)[2]) {
+    const bool behind =
+        top[0] > reference[0] + REFERENCE_SLACK || top[1] > reference[1] + REFERENCE_SLACK;
+    if (!__any_sync(0xffffffff, behind)) return;
+    float shrink[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float moved = max_nan(reference[r], top[r]);
+      shrink[r] = exp2_approx(reference[r] - moved);
+      reference[r] = moved;
+      sum[r] *= shrink[r];
+      unsettled[r] *= shrink[r];
+    }
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / 2; ++i) out[i] *= shrink[i / 2 % 2];
+  }
+
+  __device__ __forceinline__ void add(const Product& product) {
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / 2; ++i) {
+      out[i] = fmaf(as_float(product[i] + MAGIC_BITS), weight[i / 2 % 2], out[i]);
+    }
+  }
+
+  __device__ __forceinline__ void settle() {
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / 2; ++i) out[i] -= unsettled[i / 2 % 2];
+    unsettled[0] = unsettled[1] = 0.0f;
+  }
 };
 
-template <Dtype DTYPE>
+template <int HEAD_DIM, int STAGES>
 __global__ void __launch_bounds__((1 + CONSUMERS) * GROUP, 1)
 sm90_int8_attention(const __grid_constant__ Params p) {
-  extern __shared__ __align__(1024) u8 shared[];
-  const Ring ring{shared_address_of(shared)};
+  extern __shared__ __align__(1024) u8 memory[];
+  const Shared<HEAD_DIM, STAGES> shared{shared_address_of(memory)};
   const int row_blocks = (p.q_len + ROWS - 1) / ROWS;
   const int batch_head = blockIdx.x / row_blocks;
   int row_block = blockIdx.x % row_blocks;
   if (p.causal) row_block = row_blocks - 1 - row_block;  // the longest first
   const int head = batch_head % p.q_heads, batch = batch_head / p.q_heads;
-  const int kv_head = head / (p.q_heads / p.kv_heads);
+  const s64 kv_head = static_cast<s64>(batch) * p.kv_heads + head / (p.q_heads / p.kv_heads);
   const int keys = p.causal ? min(p.kv_len, (row_block + 1) * ROWS) : p.kv_len;
   const int tiles = (keys + KEYS - 1) / KEYS;
-  if (threadIdx.x == 0) ring.start();
+  if (threadIdx.x == 0) shared.start();
   __syncthreads();
   if (threadIdx.x < GROUP) {
     give_registers<PRODUCER_REGISTERS>();
-    produce<DTYPE>(p, ring, batch, kv_head, tiles);
+    if (threadIdx.x == 0) produce(p, shared, kv_head, tiles);
   } else {
     take_registers<CONSUMER_REGISTERS>();
     const s64 head_row = static_cast<s64>(batch_head) * p.q_len;
-    Consumer<DTYPE> consumer(ring);
-    consumer.start(p, row_block, head_row, static_cast<s64>(batch) * p.kv_heads + kv_head, tiles);
-    consumer.run();
-    consumer.store(p, batch, head, head_row);
+    Consumer<HEAD_DIM, STAGES> consumer(shared);
+    consumer.start(p, row_block, head_row);
+    consumer.run(p, tiles);
+    if (p.dtype == F16) {
+      consumer.template store<F16>(p, batch, head, head_row, kv_head);
+    } else if (p.dtype == BF16) {
+      consumer.template store<BF16>(p, batch, head, head_row, kv_head);
+    } else {
+      consumer.template store<F32>(p, batch, head, head_row, kv_head);
+    }
   }
 }

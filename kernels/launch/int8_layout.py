@@ -56,29 +56,22 @@ class Layout(NamedTuple):
         return torch.empty_like(q) if self.token_major else token_major_like(q)
 
 
-def lay_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, codes_of_v: bool = True) -> Layout:
-    """q [B, Hq, Nq, D], k, v [B, Hk, Nk, D], all of one dtype and on one GPU; D at most 256.
-
-    codes_of_v: False leaves V as it is.
-    """
-    device = q.get_device()
+def lay_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Layout:
+    """q [B, Hq, Nq, D], k, v [B, Hk, Nk, D], all of one dtype and on one GPU; D at most 256."""
     return _lay_out(
-        q.shape, q.stride(), k.shape, k.stride(), v.stride(), q.itemsize, device, codes_of_v
+        q.shape, q.stride(), k.shape, k.stride(), v.stride(), q.itemsize, q.get_device()
     )
 
 
 @lru_cache(maxsize=4096)
-def _lay_out(
-    q_shape, q_stride, k_shape, k_stride, v_stride, itemsize: int, device: int, codes_of_v: bool
-) -> Layout:
+def _lay_out(q_shape, q_stride, k_shape, k_stride, v_stride, itemsize: int, device: int) -> Layout:
     batch, q_heads, q_len, channels = q_shape
     _, kv_heads, kv_len, _ = k_shape
     head_dim = padded_head_dim(channels)
     kv_total = batch * kv_heads
     blocks = 2 * parts(kv_len, 2 * BLOCK_KEYS)
-    short = kv_len <= SHORT or not codes_of_v
-    chunks, chunk_tokens = (0, 0) if short else chunk(kv_total, kv_len, device)
-    value_blocks = kv_total * parts(blocks * BLOCK_KEYS, VALUE_TOKENS) if codes_of_v else 0
+    chunks, chunk_tokens = (0, 0) if kv_len <= SHORT else chunk(kv_total, kv_len, device)
+    value_blocks = kv_total * parts(blocks * BLOCK_KEYS, VALUE_TOKENS)
     k_blocks = kv_total * parts(blocks * BLOCK_KEYS, K_TOKENS)
     q_blocks = batch * q_heads * parts(q_len, Q_TOKENS)
     kv_bytes = kv_total * blocks * BLOCK_KEYS * head_dim
@@ -86,10 +79,10 @@ def _lay_out(
         "q_codes": batch * q_heads * q_len * head_dim,
         "q_scales": batch * q_heads * q_len * 4,
         "k_codes": kv_bytes,
-        "v_codes": kv_bytes if codes_of_v else 0,
+        "v_codes": kv_bytes,
         "k_scales": kv_total * blocks * 16,
         "k_means": kv_total * head_dim * 4,
-        "v_channels": kv_total * 2 * head_dim * 4 if codes_of_v else 0,
+        "v_channels": kv_total * 2 * head_dim * 4,
         "v_ranges": kv_total * chunks * 2 * head_dim * 4,
     }
     out_view = (q_len * q_heads * channels, channels, q_heads * channels)

@@ -9,21 +9,23 @@ from ..jit.variants import Variant
 from ..reference.smoothing import hadamard
 from . import operands
 from .geometry import HEAD_DIMS
-from .int8_layout import Layout, lay_out
+from .int8_layout import BLOCK_KEYS, Layout, lay_out
 from .operands import DTYPES, LIVE_KEYS, LOG2_E, TENSOR, aligned, live_view
 
 _VALUES = f"{TENSOR}{LIVE_KEYS}3Q6i"  # struct Values
 _THREADS = 256
+WGMMA_KEYS = 128  # of a tile of the attention kernel for compute capability 9.0
 
 
-def _quantise(head_dim: int, dtype: torch.dtype) -> Variant:
+def _quantise(head_dim: int, dtype: torch.dtype, tile_keys: int) -> Variant:
     return Variant(
         source="sm80_int8_quantise.cu",
         kernel="sm80_int8_quantise",
-        template=(head_dim, DTYPES[dtype]),
+        template=(head_dim, DTYPES[dtype], tile_keys),
         params=f"{TENSOR * 2}{_VALUES}5Q3if",
         threads=_THREADS,
         min_blocks=2 if head_dim * dtype.itemsize <= 256 else 1,
+        **({} if tile_keys == BLOCK_KEYS else {"first_sm": 90, "last_sm": 90}),
     )
 
 
@@ -38,7 +40,13 @@ def _pack_values(head_dim: int, dtype: torch.dtype) -> Variant:
     )
 
 
-_QUANTISE = {(d, t): _quantise(d, t) for d in HEAD_DIMS for t in DTYPES}
+_QUANTISE = {
+    (d, t, n): _quantise(d, t, n)
+    for d in HEAD_DIMS
+    for t in DTYPES
+    for n in (BLOCK_KEYS, WGMMA_KEYS)
+    if n == BLOCK_KEYS or d <= 128
+}
 _PACK_VALUES = {(d, t): _pack_values(d, t) for d in HEAD_DIMS for t in DTYPES}
 VARIANTS = (*_QUANTISE.values(), *_PACK_VALUES.values())
 
@@ -74,19 +82,19 @@ def quantise(
     *,
     live_keys: torch.Tensor | None,
     scale: float,
+    tile_keys: int = BLOCK_KEYS,
 ) -> Packed:
-    """Smooth K and V, rotate Q and K, quantise all three, or V not, as ``layout`` says.
+    """Smooth K and V, rotate Q and K, quantise all three.
 
     Enqueues one or two kernels, never syncs.
 
     q [B, Hq, Nq, D], k, v [B, Hk, Nk, D] and their layout as :func:`readable` gives them.
     live_keys: bool [B|1, Hk|1, Nk], contiguous in the last dimension: keys that some query sees;
-    None: all. scale: of the softmax.
+    None: all. scale: of the softmax. tile_keys: keys of K that lie together, see int8_layout.cuh.
     """
     device = q.get_device()
     buffer = torch.empty(layout.bytes, dtype=torch.uint8, device=q.device)
     start = buffer.data_ptr()
-    key = layout.head_dim, q.dtype
     values = (
         v.data_ptr(),
         *layout.v_view,
@@ -97,7 +105,7 @@ def quantise(
         *layout.value_sizes,
     )
     launch(
-        _QUANTISE[key],
+        _QUANTISE[layout.head_dim, q.dtype, tile_keys],
         device,
         layout.quantise_blocks,
         q.data_ptr(),
@@ -114,16 +122,16 @@ def quantise(
         scale * LOG2_E,
     )
     if layout.chunks:
-        launch(_PACK_VALUES[key], device, layout.pack_blocks, *values)
+        launch(_PACK_VALUES[layout.head_dim, q.dtype], device, layout.pack_blocks, *values)
     return Packed(buffer, layout)
 
 
 def readable(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, codes_of_v: bool = True
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Layout]:
     """``operands.readable``, and the layout, which knows most of the answer already."""
-    layout = lay_out(q, k, v, codes_of_v)
+    layout = lay_out(q, k, v)
     if layout.in_vectors and aligned(q, k, v):
         return q, k, v, layout
     q, k, v = operands.readable(q, k, v)
-    return q, k, v, lay_out(q, k, v, codes_of_v)
+    return q, k, v, lay_out(q, k, v)

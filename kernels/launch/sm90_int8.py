@@ -1,41 +1,39 @@
-"""INT8 attention on wgmma, for compute capability 9.0: Q K^T in 8 bits, P V in the 16 of V.
+"""INT8 attention on wgmma, for compute capability 9.0: both products in 8 bits.
 
-Sources: FlashAttention-3 (arXiv 2407.08608) for two warpgroups that fill each other's gaps and for
-scores of the next tile beside P V of this one; FlashAttention-4's report for rescaling only where a
-maximum has moved far. docs/kernel-notes-int8.md has the figures.
+Sources: FlashAttention-3 (arXiv 2407.08608) for warpgroups that fill each other's gaps; P as in
+sm80_int8. docs/kernel-notes-int8.md has the figures.
 """
 
 import torch
 
-from ..backend import Backend, Capability, Dtypes, HeadDimIn, OneDtype, Unmasked
+from ..backend import Backend, Capability, Dtypes, HeadDimUpTo, Unmasked
 from ..jit.loader import launch
 from ..jit.variants import Variant
 from .geometry import parts
-from .int8_quantise import quantise, readable
-from .operands import DTYPES, OUTPUT, TENSOR, first_channels, in_reach, true_lse, view
+from .int8_quantise import WGMMA_KEYS, quantise, readable
+from .operands import CODES, DTYPES, OUTPUT, first_channels, in_one_dtype, in_reach, true_lse
 
-# As in the kernel. On an H200, B2 H24 S16384 bf16, these reach 652 TOPS without quantising; three
-# stages 550, tiles of 64 keys at most 606, warpgroups that issue their products as it comes 604.
-# With 64 channels the best tile reached 395, sm80_int8 459: exponentials are what binds there.
-HEAD_DIM = 128
-ROWS, KEYS, STAGES = 128, 128, 4
-THREADS = 384
+ROWS = 192  # as in the kernel, of WGMMA_KEYS a tile
+THREADS = 512
+STAGES = {64: 8, 96: 8, 128: 6}  # by head_dim: as many as fit, and no more than eight
 
 
-def _attention(dtype: torch.dtype) -> Variant:
+def _attention(head_dim: int) -> Variant:
+    stages = STAGES[head_dim]
     return Variant(
         source="sm90_int8_attention.cu",
         kernel="sm90_int8_attention",
-        template=(DTYPES[dtype],),
-        params=f"4Q{TENSOR}{OUTPUT}Q7i",
+        template=(head_dim, stages),
+        params=f"6Q{OUTPUT}Q8i",
         threads=THREADS,
-        shared_bytes=STAGES * (KEYS * HEAD_DIM * 3 + 3 * 8),
+        # Q; for each stage K, V, eight scales of K and four barriers
+        shared_bytes=ROWS * head_dim + stages * (2 * WGMMA_KEYS * head_dim + 8 * 4 + 4 * 8),
         first_sm=90,
         last_sm=90,
     )
 
 
-_ATTENTION = {dtype: _attention(dtype) for dtype in (torch.float16, torch.bfloat16)}
+_ATTENTION = {head_dim: _attention(head_dim) for head_dim in STAGES}
 VARIANTS = tuple(_ATTENTION.values())
 
 
@@ -48,15 +46,15 @@ def attend(
     causal: bool,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """``softmax(scale Q K^T) V`` with Q and K in INT8: [B, Hq, Nq, D], token-major in memory.
+    """``softmax(scale Q K^T) V`` in INT8: [B, Hq, Nq, D], token-major in memory.
 
-    q: [B, Hq, Nq, D]; k, v: [B, Hk, Nk, D], all fp16 or all bf16, D 97 to 128.
+    q: [B, Hq, Nq, D]; k, v: [B, Hk, Nk, D], all fp16, bf16 or fp32, D up to 128.
     return_lse: also the logarithm of the sum of each row's exponentiated scores, FP32 [B, Hq, Nq].
     """
     k, v, _ = in_reach(k, v, None, causal, q)
     channels = q.shape[3]
-    q, k, v, layout = readable(q, k, v, codes_of_v=False)
-    packed = quantise(q, k, v, layout, live_keys=None, scale=scale)
+    q, k, v, layout = readable(q, k, v)
+    packed = quantise(q, k, v, layout, live_keys=None, scale=scale, tile_keys=WGMMA_KEYS)
     out = layout.output_like(q)
     lse = None
     if return_lse:
@@ -64,25 +62,27 @@ def attend(
     start = packed.buffer.data_ptr()
     batch, q_heads, q_len = layout.query_sizes
     launch(
-        _ATTENTION[q.dtype],
+        _ATTENTION[layout.head_dim],
         q.get_device(),
         batch * q_heads * parts(q_len, ROWS),
         start + layout.q_codes,
         start + layout.q_scales,
         start + layout.k_codes,
+        start + layout.v_codes,
         start + layout.k_scales,
-        *view(v),
+        start + layout.v_channels,
         out.data_ptr(),
         *layout.out_view,
         0 if lse is None else lse.data_ptr(),
         *layout.attention_sizes,
         causal,
+        CODES[out.dtype],
     )
     out = first_channels(out, channels)
     return (out, true_lse(lse, q, packed.key_mean(k), scale)) if return_lse else out
 
 
-def _forward(q, k, v, *, precision: str, mask, scale: float, causal: bool) -> torch.Tensor:
+def _forward(q, k, v, *, mask, scale: float, causal: bool) -> torch.Tensor:
     return attend(q, k, v, scale=scale, causal=causal)
 
 
@@ -92,10 +92,9 @@ SM90_INT8 = Backend(
     native=True,
     constraints=(
         Capability((9, 0), (9, 0)),
-        Dtypes(tuple(_ATTENTION)),
-        OneDtype(),
-        HeadDimIn(97, HEAD_DIM),
+        Dtypes(tuple(DTYPES)),
+        HeadDimUpTo(max(STAGES)),
         Unmasked(),
     ),
-    forward=_forward,
+    forward=in_one_dtype(_forward),
 )

@@ -11,8 +11,8 @@ from .calls import biased, tensors
 
 pytestmark = pytest.mark.gpu
 
-# Relative L1 on normal tensors is .009 to .011.
-BAR = 0.02
+# Relative L1 on normal tensors is .010 to .016; with few keys and small heads more.
+BAR = 0.03
 
 
 @pytest.fixture(autouse=True)
@@ -30,23 +30,25 @@ def check(q, k, v, bar=BAR, **options):
     assert out.transpose(1, 2).is_contiguous()
 
 
-@pytest.mark.parametrize("d", [97, 104, 120, 128])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_any_head_dim_in_either_dtype(d, dtype):
+@pytest.mark.parametrize("d", [8, 33, 40, 64, 72, 96, 97, 104, 128])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_any_head_dim_in_any_dtype(d, dtype):
     check(*tensors(nq=130, nk=333, d=d, dtype=dtype))
 
 
-@pytest.mark.parametrize("nq", [1, 15, 63, 64, 65, 127, 128, 129, 1000])
+@pytest.mark.parametrize("nq", [1, 15, 63, 64, 65, 127, 128, 129, 191, 192, 193, 1000])
 @pytest.mark.parametrize("nk", [1, 7, 64, 127, 128, 129, 256, 513, 777, 2049])
-def test_any_lengths(nq, nk):
-    check(*tensors(nq=nq, nk=nk))
+@pytest.mark.parametrize("d", [64, 96, 128])
+def test_any_lengths(nq, nk, d):
+    check(*tensors(nq=nq, nk=nk, d=d))
 
 
 @pytest.mark.parametrize(
     ("nq", "nk"), [(512, 512), (300, 700), (700, 300), (1, 40), (129, 129), (2049, 2049)]
 )
-def test_causal(nq, nk):
-    check(*tensors(nq=nq, nk=nk), causal=True)
+@pytest.mark.parametrize("d", [64, 96, 128])
+def test_causal(nq, nk, d):
+    check(*tensors(nq=nq, nk=nk, d=d), causal=True)
 
 
 @pytest.mark.parametrize(("hq", "hk"), [(8, 1), (8, 2), (6, 3), (5, 5)])
@@ -99,4 +101,5 @@ def test_it_is_chosen_where_it_fits():
     assert explain(q, k, v, precision="int8", causal=True).backend == "sm90_int8"
     mask = torch.ones(1, 1, 1, k.shape[2], dtype=torch.bool, device="cuda")
     assert explain(q, k, v, precision="int8", mask=mask).backend == "sm80_int8"
-    assert explain(*tensors(d=96), precision="int8").backend == "sm80_int8"
+    assert explain(*tensors(d=64), precision="int8").backend == "sm90_int8"
+    assert explain(*tensors(d=192), precision="int8").backend == "sm80_int8"
