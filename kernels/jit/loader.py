@@ -66,8 +66,11 @@ class _Kernel:
         self._variant = variant
         self._device = device
         self._driver = driver
+        # Kept here, where a launch finds them sooner.
         self._launch = driver.cuLaunchKernel
         self._pack_into = variant.packer.pack_into
+        self._threads = variant.threads
+        self._shared_bytes = variant.shared_bytes
         with torch.cuda.device(device):
             self._enter_context()
             self._module = self._loaded(driver.cuModuleLoadData(cubin))
@@ -103,10 +106,10 @@ class _Kernel:
             blocks,
             1,
             1,
-            self._variant.threads,
+            self._threads,
             1,
             1,
-            self._variant.shared_bytes,
+            self._shared_bytes,
             # torch.cuda.current_stream() builds an object: 4 us against 0.1 us.
             torch._C._cuda_getCurrentRawStream(self._device),
             _arguments.address,

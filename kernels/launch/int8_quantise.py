@@ -1,5 +1,6 @@
 """Q, K and V to INT8: one launch, or two where V is long. What is done to V: int8_values.cuh."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -9,10 +10,11 @@ from ..jit.variants import Variant
 from ..reference.smoothing import hadamard
 from . import operands
 from .geometry import HEAD_DIMS
-from .int8_layout import Layout, lay_out
-from .operands import DTYPES, LIVE_KEYS, LOG2_E, TENSOR, aligned, live_view
+from .int8_layout import VALUE_SIZES_BYTES, VIEW_BYTES, Layout, lay_out
+from .operands import DTYPES, LIVE_KEYS, LOG2_E, aligned, live_view
 
-_VALUES = f"{TENSOR}{LIVE_KEYS}3Q6i"  # struct Values
+_TENSOR = f"Q{VIEW_BYTES}s"
+_VALUES = f"{_TENSOR}{LIVE_KEYS}3Q{VALUE_SIZES_BYTES}s"  # struct Values
 _THREADS = 256
 
 
@@ -21,7 +23,7 @@ def _quantise(head_dim: int, dtype: torch.dtype) -> Variant:
         source="sm80_int8_quantise.cu",
         kernel="sm80_int8_quantise",
         template=(head_dim, DTYPES[dtype]),
-        params=f"{TENSOR * 2}{_VALUES}5Q3if",
+        params=f"{_TENSOR * 2}{_VALUES}5Q3if",
         threads=_THREADS,
         min_blocks=2 if head_dim * dtype.itemsize <= 256 else 1,
     )
@@ -84,26 +86,26 @@ def quantise(
     None: all. scale: of the softmax.
     """
     device = q.get_device()
-    buffer = torch.empty(layout.bytes, dtype=torch.uint8, device=q.device)
+    buffer = q.new_empty(layout.bytes, dtype=torch.uint8)
     start = buffer.data_ptr()
     key = layout.head_dim, q.dtype
     values = (
         v.data_ptr(),
-        *layout.v_view,
+        layout.v_view,
         *live_view(live_keys),
         start + layout.v_codes,
         start + layout.v_channels,
         start + layout.v_ranges,
-        *layout.value_sizes,
+        layout.value_sizes,
     )
     launch(
         _QUANTISE[key],
         device,
         layout.quantise_blocks,
         q.data_ptr(),
-        *layout.q_view,
+        layout.q_view,
         k.data_ptr(),
-        *layout.k_view,
+        layout.k_view,
         *values,
         start + layout.q_codes,
         start + layout.q_scales,
@@ -116,6 +118,31 @@ def quantise(
     if layout.chunks:
         launch(_PACK_VALUES[key], device, layout.pack_blocks, *values)
     return Packed(buffer, layout)
+
+
+def prepared_by(
+    attend_readable: Callable[..., tuple], codes_of_v: bool = True
+) -> Callable[..., Callable[..., torch.Tensor] | None]:
+    """``Backend.prepare`` by what follows on :func:`readable`.
+
+    attend_readable: ``(q, k, v, layout, *, mask, scale, causal) -> (out, ...)``.
+    """
+
+    def prepare(q, k, v, *, causal: bool) -> Callable[..., torch.Tensor] | None:
+        in_reach = not causal or k.shape[2] <= q.shape[2]
+        if not (in_reach and q.dtype == k.dtype == v.dtype):
+            return None
+        layout = lay_out(q, k, v, codes_of_v)
+
+        def compute(q, k, v, *, mask: None, scale: float) -> torch.Tensor:
+            given = layout
+            if not aligned(q, k, v):
+                q, k, v, given = readable(q, k, v, codes_of_v)
+            return attend_readable(q, k, v, given, mask=None, scale=scale, causal=causal)[0]
+
+        return compute if layout.in_vectors else None
+
+    return prepare
 
 
 def readable(

@@ -11,7 +11,8 @@ from ..backend import Backend, Capability, Dtypes, HeadDimIn, OneDtype, Unmasked
 from ..jit.loader import launch
 from ..jit.variants import Variant
 from .geometry import parts
-from .int8_quantise import quantise, readable
+from .int8_layout import Layout
+from .int8_quantise import Packed, prepared_by, quantise, readable
 from .operands import DTYPES, OUTPUT, TENSOR, first_channels, in_reach, true_lse, view
 
 # As in the kernel. On an H200, B2 H24 S16384 bf16, these reach 652 TOPS without quantising; three
@@ -53,14 +54,31 @@ def attend(
     q: [B, Hq, Nq, D]; k, v: [B, Hk, Nk, D], all fp16 or all bf16, D 97 to 128.
     return_lse: also the logarithm of the sum of each row's exponentiated scores, FP32 [B, Hq, Nq].
     """
-    k, v, _ = in_reach(k, v, None, causal, q)
-    channels = q.shape[3]
-    q, k, v, layout = readable(q, k, v, codes_of_v=False)
-    packed = quantise(q, k, v, layout, live_keys=None, scale=scale)
-    out = layout.output_like(q)
     lse = None
     if return_lse:
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    k, v, _ = in_reach(k, v, None, causal, q)
+    channels = q.shape[3]
+    q, k, v, layout = readable(q, k, v, codes_of_v=False)
+    out, packed = _attend_readable(q, k, v, layout, lse, mask=None, scale=scale, causal=causal)
+    out = first_channels(out, channels)
+    return (out, true_lse(lse, q, packed.key_mean(k), scale)) if return_lse else out
+
+
+def _attend_readable(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layout: Layout,
+    lse: torch.Tensor | None = None,
+    *,
+    mask: None,
+    scale: float,
+    causal: bool,
+) -> tuple[torch.Tensor, Packed]:
+    """As :func:`attend`, of tensors as ``readable`` gives them; ``lse`` is that of smoothed K."""
+    packed = quantise(q, k, v, layout, live_keys=None, scale=scale)
+    out = layout.output_like(q)
     start = packed.buffer.data_ptr()
     batch, q_heads, q_len = layout.query_sizes
     launch(
@@ -78,8 +96,7 @@ def attend(
         *layout.attention_sizes,
         causal,
     )
-    out = first_channels(out, channels)
-    return (out, true_lse(lse, q, packed.key_mean(k), scale)) if return_lse else out
+    return out, packed
 
 
 def _forward(q, k, v, *, precision: str, mask, scale: float, causal: bool) -> torch.Tensor:
@@ -98,4 +115,5 @@ SM90_INT8 = Backend(
         Unmasked(),
     ),
     forward=_forward,
+    prepare=prepared_by(_attend_readable, codes_of_v=False),
 )
