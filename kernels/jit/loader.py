@@ -21,12 +21,12 @@ class LaunchError(JitError):
     """The driver refused a launch."""
 
 
-def launch(variant: Variant, device: int, blocks: int, *values: int | float) -> None:
+def launch(variant: Variant, device: int, blocks: int, *values: int | float | bytes) -> None:
     """Enqueue ``variant`` on the current stream of CUDA device ``device``.
 
     blocks: of threads, in one dimension. values: the members of the kernel's ``Params``, in order;
-    tensors as ``data_ptr()``. Returns at once. Builds the kernel first if need be; see
-    :func:`prepare`.
+    tensors as ``data_ptr()``; bytes for members packed beforehand. Returns at once. Builds
+    the kernel first if need be; see :func:`prepare`.
     """
     kernel = _kernels.get((variant, device)) or _obtain([variant], device)[0]
     if torch._C._cuda_getDevice() == device:
@@ -85,22 +85,10 @@ class _Kernel:
                     driver.cuFuncSetAttribute(self._function, attribute, variant.shared_bytes)
                 )
 
-    def enqueue(self, blocks: int, values: tuple[int | float, ...]) -> None:
+    def enqueue(
+        self, blocks: int, values: tuple[int | float | bytes, ...], in_context: bool = False
+    ) -> None:
         self._pack_into(_arguments.block, 0, *values)
-        status = self._submit(blocks)
-        if not status:
-            return
-        if status == self._driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
-            # A thread that has allocated from torch's cache only has no context yet.
-            self._enter_context()
-            status = self._submit(blocks)
-        if status:
-            raise LaunchError(
-                f"{self._variant.name}, {blocks} blocks of {self._variant.threads} threads, "
-                f"{self._variant.shared_bytes} bytes of shared memory: {status.name}"
-            )
-
-    def _submit(self, blocks: int):
         (status,) = self._launch(
             self._function,
             blocks,
@@ -115,7 +103,17 @@ class _Kernel:
             _arguments.address,
             0,
         )
-        return status
+        if not status:
+            return
+        if status == self._driver.CUresult.CUDA_ERROR_INVALID_CONTEXT and not in_context:
+            # A thread that has allocated from torch's cache only has no context yet.
+            self._enter_context()
+            self.enqueue(blocks, values, in_context=True)
+        else:
+            raise LaunchError(
+                f"{self._variant.name}, {blocks} blocks of {self._threads} threads, "
+                f"{self._shared_bytes} bytes of shared memory: {status.name}"
+            )
 
     def _enter_context(self) -> None:
         """Make torch's (the device's primary) context current in this thread."""
