@@ -1,6 +1,8 @@
 """Quantised attention for torch: the one bridge between the kernels and everything above them."""
 
 import operator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,22 +49,7 @@ def explain(
     """
     options = precision, causal, trainable, backend, emulation
     signature = _signature(q, k, v, mask, options)
-    if signature in _settled:
-        return _settled[signature]
-    fault = find_fault(q, k, v, precision=precision, mask=mask)
-    if fault:
-        return refuse(fault)
-    request = describe_request(
-        q, k, v, precision=precision, mask=mask, causal=causal, trainable=trainable
-    )
-    if trainable and mask is not None and mask.requires_grad:
-        return refuse("the mask needs a gradient, which SageBwd does not give")
-    decision = choose(request, backend=backend, emulation=emulation)
-    if decision.native and signature:
-        if len(_settled) >= _MOST_SETTLED:
-            _settled.clear()
-        _settled[signature] = decision
-    return decision
+    return _settled.get(signature) or _decide(q, k, v, mask, options, signature)
 
 
 def attention(
@@ -89,14 +76,11 @@ def attention(
     Raises UnsupportedAttentionError if no backend can compute the call, or if a gradient is
     needed (use :func:`attention_trainable`).
     """
-    decision = explain(q, k, v, precision=precision, mask=mask, causal=causal, backend=backend)
-    if decision.backend is None:
-        raise UnsupportedAttentionError(decision.reason)
+    options = precision, causal, False, backend, True
+    signature = _signature(q, k, v, mask, options)
+    compute = _prepared.get(signature) or _prepare(q, k, v, mask, options, signature)
     scale = operator.index(q.shape[-1]) ** -0.5 if scale is None else float(scale)
-    # Calling the operator costs 15 us more than calling what it does, and only tracers need it.
-    traced = torch.compiler.is_compiling() or type(q) is not torch.Tensor
-    compute = _operator if traced else _attention
-    return compute(q, k, v, _as_4d(mask), scale, causal, precision, decision.backend)
+    return compute(q, k, v, mask=_as_4d(mask), scale=scale)
 
 
 def attention_trainable(
@@ -137,14 +121,19 @@ def capabilities(device: torch.device | str) -> list[Capability]:
     return rows
 
 
-# Decisions for a native backend, which stay as they are once its self-test has passed. A model asks
-# for the same few kinds of calls thousands of times; to decide anew took as long as to launch.
+# Decisions for a native backend, which stay as they are once its self-test has passed, and how it
+# computes such calls. A model makes the same few kinds of calls thousands of times; to decide anew
+# took as long as to launch.
 _settled: dict[tuple, Decision] = {}
-_MOST_SETTLED = 4096
+_prepared: dict[tuple, Callable[..., torch.Tensor]] = {}
+_MOST_REMEMBERED = 4096  # of each
 
 
 def _signature(q, k, v, mask, options: tuple) -> tuple | None:
-    """All that a decision depends on; None where it may not be remembered."""
+    """Everything about a call but addresses and the scale.
+
+    None where it may not be remembered: tracers look on, or a tensor is no plain one.
+    """
     if torch.compiler.is_compiling() or not type(q) is type(k) is type(v) is torch.Tensor:
         return None
     if not q.layout is k.layout is v.layout is torch.strided:
@@ -154,9 +143,64 @@ def _signature(q, k, v, mask, options: tuple) -> tuple | None:
             return None
         options = *options, mask.shape, mask.dtype, mask.device
     return (
-        *(q.shape, q.dtype, q.device, k.shape, k.dtype, k.device),
-        *(v.shape, v.dtype, v.device, needs_grad(q, k, v), options),
+        q.shape,
+        q.stride(),
+        q.dtype,
+        q.device,
+        k.shape,
+        k.stride(),
+        k.dtype,
+        k.device,
+        v.shape,
+        v.stride(),
+        v.dtype,
+        v.device,
+        needs_grad(q, k, v),
+        options,
     )
+
+
+def _decide(q, k, v, mask, options: tuple, signature: tuple | None) -> Decision:
+    """Decide on a call of this ``signature`` and remember what stays true."""
+    precision, causal, trainable, backend, emulation = options
+    fault = find_fault(q, k, v, precision=precision, mask=mask)
+    if fault:
+        return refuse(fault)
+    request = describe_request(
+        q, k, v, precision=precision, mask=mask, causal=causal, trainable=trainable
+    )
+    if trainable and mask is not None and mask.requires_grad:
+        return refuse("the mask needs a gradient, which SageBwd does not give")
+    decision = choose(request, backend=backend, emulation=emulation)
+    if decision.native and signature:
+        _remember(_settled, signature, decision)
+    return decision
+
+
+def _prepare(q, k, v, mask, options: tuple, signature: tuple | None) -> Callable[..., torch.Tensor]:
+    """What computes calls of this ``signature``: ``(q, k, v, *, mask, scale) -> out``."""
+    precision, causal, *_ = options
+    decision = _settled.get(signature) or _decide(q, k, v, mask, options, signature)
+    if decision.backend is None:
+        raise UnsupportedAttentionError(decision.reason)
+    if signature is None:
+        # Calling the operator costs 15 us more than calling what it does; only tracers need it.
+        return partial(_operator, causal=causal, precision=precision, backend=decision.backend)
+    backend = backends.named(decision.backend)
+    compute = None
+    if backend.prepare is not None and mask is None:
+        compute = backend.prepare(q, k, v, causal=causal)
+    if compute is None:
+        compute = partial(backend.forward, precision=precision, causal=causal)
+    if decision.native:
+        _remember(_prepared, signature, compute)
+    return compute
+
+
+def _remember(memory: dict, signature: tuple, answer) -> None:
+    if len(memory) >= _MOST_REMEMBERED:
+        memory.clear()
+    memory[signature] = answer
 
 
 def _as_4d(mask: torch.Tensor | None) -> torch.Tensor | None:

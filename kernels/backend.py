@@ -120,6 +120,9 @@ class Backend:
     forward: ``(q, k, v, *, precision, mask, scale, causal) -> out`` on [B, H, N, D] tensors; out is
     token-major in memory.
     train: the differentiable INT8 form (SageBwd), same arguments without precision; None if absent.
+    prepare: ``(q, k, v, *, causal) -> ((q, k, v, *, mask, scale) -> out)``, ``forward`` for calls
+        without a mask whose tensors have the same sizes, strides and dtypes, faster as it has
+        worked out what depends on those; None, or an answer of None, if it is no faster.
     native: False marks an emulation, which is slower than the host's own attention.
     proof: ``(device, head_dim, dtype) -> clause or None``, what a native backend must show beside
         the self-test's calls; None if nothing.
@@ -132,6 +135,7 @@ class Backend:
     constraints: tuple[Constraint, ...]
     forward: Callable[..., torch.Tensor]
     train: Callable[..., torch.Tensor] | None = None
+    prepare: Callable[..., Callable[..., torch.Tensor] | None] | None = None
     proof: Callable[[torch.device, int, torch.dtype], str | None] | None = None
     on_request: bool = False
 

@@ -21,12 +21,12 @@ class LaunchError(JitError):
     """The driver refused a launch."""
 
 
-def launch(variant: Variant, device: int, blocks: int, *values: int | float) -> None:
+def launch(variant: Variant, device: int, blocks: int, *values: int | float | bytes) -> None:
     """Enqueue ``variant`` on the current stream of CUDA device ``device``.
 
     blocks: of threads, in one dimension. values: the members of the kernel's ``Params``, in order;
-    tensors as ``data_ptr()``. Returns at once. Builds the kernel first if need be; see
-    :func:`prepare`.
+    tensors as ``data_ptr()``; bytes for members packed beforehand. Returns at once. Builds
+    the kernel first if need be; see :func:`prepare`.
     """
     kernel = _kernels.get((variant, device)) or _obtain([variant], device)[0]
     if torch._C._cuda_getDevice() == device:
@@ -66,8 +66,11 @@ class _Kernel:
         self._variant = variant
         self._device = device
         self._driver = driver
+        # Kept here, where a launch finds them sooner.
         self._launch = driver.cuLaunchKernel
         self._pack_into = variant.packer.pack_into
+        self._threads = variant.threads
+        self._shared_bytes = variant.shared_bytes
         with torch.cuda.device(device):
             self._enter_context()
             self._module = self._loaded(driver.cuModuleLoadData(cubin))
@@ -82,37 +85,35 @@ class _Kernel:
                     driver.cuFuncSetAttribute(self._function, attribute, variant.shared_bytes)
                 )
 
-    def enqueue(self, blocks: int, values: tuple[int | float, ...]) -> None:
+    def enqueue(
+        self, blocks: int, values: tuple[int | float | bytes, ...], in_context: bool = False
+    ) -> None:
         self._pack_into(_arguments.block, 0, *values)
-        status = self._submit(blocks)
-        if not status:
-            return
-        if status == self._driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
-            # A thread that has allocated from torch's cache only has no context yet.
-            self._enter_context()
-            status = self._submit(blocks)
-        if status:
-            raise LaunchError(
-                f"{self._variant.name}, {blocks} blocks of {self._variant.threads} threads, "
-                f"{self._variant.shared_bytes} bytes of shared memory: {status.name}"
-            )
-
-    def _submit(self, blocks: int):
         (status,) = self._launch(
             self._function,
             blocks,
             1,
             1,
-            self._variant.threads,
+            self._threads,
             1,
             1,
-            self._variant.shared_bytes,
+            self._shared_bytes,
             # torch.cuda.current_stream() builds an object: 4 us against 0.1 us.
             torch._C._cuda_getCurrentRawStream(self._device),
             _arguments.address,
             0,
         )
-        return status
+        if not status:
+            return
+        if status == self._driver.CUresult.CUDA_ERROR_INVALID_CONTEXT and not in_context:
+            # A thread that has allocated from torch's cache only has no context yet.
+            self._enter_context()
+            self.enqueue(blocks, values, in_context=True)
+        else:
+            raise LaunchError(
+                f"{self._variant.name}, {blocks} blocks of {self._threads} threads, "
+                f"{self._shared_bytes} bytes of shared memory: {status.name}"
+            )
 
     def _enter_context(self) -> None:
         """Make torch's (the device's primary) context current in this thread."""

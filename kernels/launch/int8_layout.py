@@ -4,6 +4,7 @@ A model makes the same call thousands of times, so this is worked out once per k
 bytes within a part: kernels/cuda/int8_layout.cuh.
 """
 
+import struct
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -18,6 +19,9 @@ Q_TOKENS, K_TOKENS, VALUE_TOKENS = 128, 512, 256  # per block of threads of the 
 # V up to this long is packed in the first launch, by blocks that all read the whole of it.
 SHORT = 1024
 
+_VIEW, _VALUE_SIZES = struct.Struct("@3q"), struct.Struct("@6i")
+VIEW_BYTES, VALUE_SIZES_BYTES = _VIEW.size, _VALUE_SIZES.size
+
 
 class Layout(NamedTuple):
     """Offsets are bytes in one buffer; views are strides (batch, head, token) in elements.
@@ -30,7 +34,7 @@ class Layout(NamedTuple):
     quantise_blocks: int  # of threads
     pack_blocks: int  # likewise
     query_sizes: tuple[int, int, int]  # batch, q_heads, q_len
-    value_sizes: tuple[int, ...]  # kv_heads .. chunk_tokens of Values
+    value_sizes: bytes  # kv_heads .. chunk_tokens of Values
     attention_sizes: tuple[int, ...]  # q_heads .. blocks of the attention kernel's Params
 
     q_codes: int
@@ -43,9 +47,9 @@ class Layout(NamedTuple):
     v_ranges: int
     bytes: int
 
-    q_view: tuple[int, ...]
-    k_view: tuple[int, ...]
-    v_view: tuple[int, ...]
+    q_view: bytes
+    k_view: bytes
+    v_view: bytes
     out_view: tuple[int, ...]
     in_vectors: bool  # every token starts on 16 bytes if the first one of its tensor does
     token_major: bool  # torch.empty_like(q) is
@@ -92,12 +96,12 @@ def _lay_out(q_shape, q_stride, k_shape, k_stride, v_stride, itemsize: int, devi
         quantise_blocks=k_blocks + q_blocks + (kv_total * chunks or value_blocks),
         pack_blocks=value_blocks,
         query_sizes=(batch, q_heads, q_len),
-        value_sizes=(kv_heads, kv_len, channels, blocks, chunks, chunk_tokens),
+        value_sizes=_VALUE_SIZES.pack(kv_heads, kv_len, channels, blocks, chunks, chunk_tokens),
         attention_sizes=(q_heads, kv_heads, q_len, kv_len, channels, blocks),
         **place(sizes),
-        q_view=q_stride[:3],
-        k_view=k_stride[:3],
-        v_view=v_stride[:3],
+        q_view=_VIEW.pack(*q_stride[:3]),
+        k_view=_VIEW.pack(*k_stride[:3]),
+        v_view=_VIEW.pack(*v_stride[:3]),
         out_view=out_view,
         in_vectors=all(
             in_vectors(shape, stride, itemsize)

@@ -1,5 +1,6 @@
 """Q, K and V to INT8: one launch, or two where V is long. What is done to V: int8_values.cuh."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -9,10 +10,11 @@ from ..jit.variants import Variant
 from ..reference.smoothing import hadamard
 from . import operands
 from .geometry import HEAD_DIMS
-from .int8_layout import BLOCK_KEYS, Layout, lay_out
-from .operands import DTYPES, LIVE_KEYS, LOG2_E, TENSOR, aligned, live_view
+from .int8_layout import BLOCK_KEYS, VALUE_SIZES_BYTES, VIEW_BYTES, Layout, lay_out
+from .operands import DTYPES, LIVE_KEYS, LOG2_E, aligned, live_view
 
-_VALUES = f"{TENSOR}{LIVE_KEYS}3Q6i"  # struct Values
+_TENSOR = f"Q{VIEW_BYTES}s"
+_VALUES = f"{_TENSOR}{LIVE_KEYS}3Q{VALUE_SIZES_BYTES}s"  # struct Values
 _THREADS = 256
 WGMMA_KEYS = 128  # of a tile of the attention kernel for compute capability 9.0
 
@@ -22,7 +24,7 @@ def _quantise(head_dim: int, dtype: torch.dtype, tile_keys: int) -> Variant:
         source="sm80_int8_quantise.cu",
         kernel="sm80_int8_quantise",
         template=(head_dim, DTYPES[dtype], tile_keys),
-        params=f"{TENSOR * 2}{_VALUES}5Q3if",
+        params=f"{_TENSOR * 2}{_VALUES}5Q3if",
         threads=_THREADS,
         min_blocks=2 if head_dim * dtype.itemsize <= 256 else 1,
         **({} if tile_keys == BLOCK_KEYS else {"first_sm": 90, "last_sm": 90}),
@@ -93,25 +95,25 @@ def quantise(
     None: all. scale: of the softmax. tile_keys: keys of K that lie together, see int8_layout.cuh.
     """
     device = q.get_device()
-    buffer = torch.empty(layout.bytes, dtype=torch.uint8, device=q.device)
+    buffer = q.new_empty(layout.bytes, dtype=torch.uint8)
     start = buffer.data_ptr()
     values = (
         v.data_ptr(),
-        *layout.v_view,
+        layout.v_view,
         *live_view(live_keys),
         start + layout.v_codes,
         start + layout.v_channels,
         start + layout.v_ranges,
-        *layout.value_sizes,
+        layout.value_sizes,
     )
     launch(
         _QUANTISE[layout.head_dim, q.dtype, tile_keys],
         device,
         layout.quantise_blocks,
         q.data_ptr(),
-        *layout.q_view,
+        layout.q_view,
         k.data_ptr(),
-        *layout.k_view,
+        layout.k_view,
         *values,
         start + layout.q_codes,
         start + layout.q_scales,
@@ -124,6 +126,31 @@ def quantise(
     if layout.chunks:
         launch(_PACK_VALUES[layout.head_dim, q.dtype], device, layout.pack_blocks, *values)
     return Packed(buffer, layout)
+
+
+def prepared_by(
+    attend_readable: Callable[..., tuple],
+) -> Callable[..., Callable[..., torch.Tensor] | None]:
+    """``Backend.prepare`` by what follows on :func:`readable`.
+
+    attend_readable: ``(q, k, v, layout, *, mask, scale, causal) -> (out, ...)``.
+    """
+
+    def prepare(q, k, v, *, causal: bool) -> Callable[..., torch.Tensor] | None:
+        in_reach = not causal or k.shape[2] <= q.shape[2]
+        if not (in_reach and q.dtype == k.dtype == v.dtype):
+            return None
+        layout = lay_out(q, k, v)
+
+        def compute(q, k, v, *, mask: None, scale: float) -> torch.Tensor:
+            given = layout
+            if not aligned(q, k, v):
+                q, k, v, given = readable(q, k, v)
+            return attend_readable(q, k, v, given, mask=None, scale=scale, causal=causal)[0]
+
+        return compute if layout.in_vectors else None
+
+    return prepare
 
 
 def readable(

@@ -13,7 +13,8 @@ from ..backend import Backend, Capability
 from ..jit.loader import launch
 from ..jit.variants import Variant
 from .geometry import parts
-from .int8_quantise import Packed, quantise, readable
+from .int8_layout import Layout
+from .int8_quantise import Packed, prepared_by, quantise, readable
 from .operands import (
     CODES,
     CONSTRAINTS,
@@ -74,8 +75,8 @@ def attention_variant(head_dim: int, masked: bool, tile: Tile) -> Variant:
     )
 
 
-_ATTENTION = {key: attention_variant(*key, tile) for key, tile in TILES.items()}
-VARIANTS = tuple(_ATTENTION.values())
+_ATTENTION = {key: (attention_variant(*key, tile), tile.rows) for key, tile in TILES.items()}
+VARIANTS = tuple(variant for variant, _ in _ATTENTION.values())
 
 
 def attend(
@@ -115,10 +116,50 @@ def attend_smoothed(
 
     Writes, if given, ``lse`` [B, Hq, Nq], contiguous: that of the scores of smoothed K.
     """
-    operands = pack(q, k, v, mask=mask, scale=scale, causal=causal)
-    out = operands.packed.layout.output_like(operands.q)
-    _launch_attention(operands.packed, operands.q, operands.mask, causal, out, lse)
-    return first_channels(out, q.shape[3]), operands.packed
+    channels = q.shape[3]
+    k, v, mask = in_reach(k, v, mask, causal, q)
+    q, k, v, layout = readable(q, k, v)
+    out, packed = _attend_readable(q, k, v, layout, lse, mask=mask, scale=scale, causal=causal)
+    return first_channels(out, channels), packed
+
+
+def _attend_readable(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layout: Layout,
+    lse: torch.Tensor | None = None,
+    *,
+    mask: torch.Tensor | None,
+    scale: float,
+    causal: bool,
+) -> tuple[torch.Tensor, Packed]:
+    """As :func:`attend_smoothed`, of tensors as ``readable`` gives them, with their layout."""
+    live_keys = find_live_keys(mask, causal, q, k)
+    packed = quantise(q, k, v, layout, live_keys=live_keys, scale=scale)
+    out = layout.output_like(q)
+    start = packed.buffer.data_ptr()
+    variant, rows = _ATTENTION[layout.head_dim, mask is not None]
+    batch, q_heads, q_len = layout.query_sizes
+    launch(
+        variant,
+        q.get_device(),
+        batch * q_heads * parts(q_len, rows),
+        start + layout.q_codes,
+        start + layout.q_scales,
+        start + layout.k_codes,
+        start + layout.v_codes,
+        start + layout.k_scales,
+        start + layout.v_channels,
+        *mask_view(mask),
+        out.data_ptr(),
+        *layout.out_view,
+        0 if lse is None else lse.data_ptr(),
+        *layout.attention_sizes,
+        causal,
+        CODES[out.dtype],
+    )
+    return out, packed
 
 
 class Operands(NamedTuple):
@@ -147,46 +188,11 @@ def pack(
     return Operands(q, k, v, mask, quantise(q, k, v, layout, live_keys=live_keys, scale=scale))
 
 
-def _launch_attention(
-    packed: Packed,
-    q: torch.Tensor,
-    mask: torch.Tensor | None,
-    causal: bool,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-) -> None:
-    """Enqueue the attention kernel on quantised operands.
-
-    Writes ``out`` [B, Hq, Nq, D], token-major, and if given ``lse`` [B, Hq, Nq].
-    """
-    layout = packed.layout
-    start = packed.buffer.data_ptr()
-    key = layout.head_dim, mask is not None
-    batch, q_heads, q_len = layout.query_sizes
-    launch(
-        _ATTENTION[key],
-        q.get_device(),
-        batch * q_heads * parts(q_len, TILES[key].rows),
-        start + layout.q_codes,
-        start + layout.q_scales,
-        start + layout.k_codes,
-        start + layout.v_codes,
-        start + layout.k_scales,
-        start + layout.v_channels,
-        *mask_view(mask),
-        out.data_ptr(),
-        *layout.out_view,
-        0 if lse is None else lse.data_ptr(),
-        *layout.attention_sizes,
-        causal,
-        CODES[out.dtype],
-    )
-
-
 SM80_INT8 = Backend(
     name="sm80_int8",
     precisions=("int8",),
     native=True,
     constraints=(Capability((8, 0), (12, 1)), *CONSTRAINTS),
     forward=in_one_dtype(attend),
+    prepare=prepared_by(_attend_readable),
 )

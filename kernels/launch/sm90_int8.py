@@ -10,7 +10,8 @@ from ..backend import Backend, Capability, Dtypes, HeadDimUpTo, Unmasked
 from ..jit.loader import launch
 from ..jit.variants import Variant
 from .geometry import parts
-from .int8_quantise import WGMMA_KEYS, quantise, readable
+from .int8_layout import Layout
+from .int8_quantise import WGMMA_KEYS, Packed, prepared_by, quantise, readable
 from .operands import CODES, DTYPES, OUTPUT, first_channels, in_one_dtype, in_reach, true_lse
 
 ROWS = 192  # as in the kernel, of WGMMA_KEYS a tile
@@ -51,14 +52,31 @@ def attend(
     q: [B, Hq, Nq, D]; k, v: [B, Hk, Nk, D], all fp16, bf16 or fp32, D up to 128.
     return_lse: also the logarithm of the sum of each row's exponentiated scores, FP32 [B, Hq, Nq].
     """
-    k, v, _ = in_reach(k, v, None, causal, q)
-    channels = q.shape[3]
-    q, k, v, layout = readable(q, k, v)
-    packed = quantise(q, k, v, layout, live_keys=None, scale=scale, tile_keys=WGMMA_KEYS)
-    out = layout.output_like(q)
     lse = None
     if return_lse:
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    k, v, _ = in_reach(k, v, None, causal, q)
+    channels = q.shape[3]
+    q, k, v, layout = readable(q, k, v)
+    out, packed = _attend_readable(q, k, v, layout, lse, mask=None, scale=scale, causal=causal)
+    out = first_channels(out, channels)
+    return (out, true_lse(lse, q, packed.key_mean(k), scale)) if return_lse else out
+
+
+def _attend_readable(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layout: Layout,
+    lse: torch.Tensor | None = None,
+    *,
+    mask: None,
+    scale: float,
+    causal: bool,
+) -> tuple[torch.Tensor, Packed]:
+    """As :func:`attend`, of tensors as ``readable`` gives them; ``lse`` is that of smoothed K."""
+    packed = quantise(q, k, v, layout, live_keys=None, scale=scale, tile_keys=WGMMA_KEYS)
+    out = layout.output_like(q)
     start = packed.buffer.data_ptr()
     batch, q_heads, q_len = layout.query_sizes
     launch(
@@ -78,8 +96,7 @@ def attend(
         causal,
         CODES[out.dtype],
     )
-    out = first_channels(out, channels)
-    return (out, true_lse(lse, q, packed.key_mean(k), scale)) if return_lse else out
+    return out, packed
 
 
 def _forward(q, k, v, *, mask, scale: float, causal: bool) -> torch.Tensor:
@@ -97,4 +114,5 @@ SM90_INT8 = Backend(
         Unmasked(),
     ),
     forward=in_one_dtype(_forward),
+    prepare=prepared_by(_attend_readable),
 )

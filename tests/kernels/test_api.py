@@ -13,11 +13,14 @@ from sageattention3.kernels import (
     api,
     attention,
     attention_trainable,
+    backends,
     capabilities,
     dispatch,
     explain,
     metrics,
+    selftest,
 )
+from sageattention3.kernels.backend import Backend
 
 QUANTISED = [p for p in PRECISIONS if p != "fp16"]
 # Relative L1 on gaussian tensors: far above the noise of the format, far below any wiring fault.
@@ -343,3 +346,37 @@ def test_a_decision_for_a_native_backend_is_remembered_with_all_it_depends_on(mo
     assert len(asked) == len(calls), "without gradients it is the first call again"
     with pytest.raises(UnsupportedAttentionError, match="one shape"):
         attention(q, k, v[:, :, :50], precision="int8")
+
+
+def test_calls_without_a_mask_go_the_way_that_their_backend_prepared_for_them(monkeypatch):
+    went = []
+
+    def forward(q, k, v, *, precision, mask, scale, causal):
+        went.append("forward")
+        return q
+
+    def prepare(q, k, v, *, causal):
+        def compute(q, k, v, *, mask, scale):
+            went.append(f"prepared for {q.shape[2]}")
+            return q
+
+        went.append(f"prepare {q.shape[2]}")
+        return None if causal else compute
+
+    native = Backend("native", ("int8",), True, (), forward, prepare=prepare)
+    monkeypatch.setattr(backends, "BACKENDS", (native,))
+    monkeypatch.setattr(selftest, "fault", lambda *_: None)
+    monkeypatch.setattr(api, "_settled", {})
+    monkeypatch.setattr(api, "_prepared", {})
+    q, k, v = tensors()
+    short = q[:, :, :50]
+    for given in ((q, k, v), (q, k, v), (short, k, v), (short.contiguous(), k, v)):
+        attention(*given, precision="int8")
+    assert went == [
+        *("prepare 96", "prepared for 96", "prepared for 96"),
+        *("prepare 50", "prepared for 50", "prepare 50", "prepared for 50"),
+    ], "once for the same sizes and strides"
+    went.clear()
+    for options in ({"mask": torch.ones(96, 96)}, {"causal": True}, {"causal": True}):
+        attention(q, k, v, precision="int8", **options)
+    assert went == ["forward", "prepare 96", "forward", "forward"]

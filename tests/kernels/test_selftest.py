@@ -78,6 +78,7 @@ def use(monkeypatch):
 
     def register(forward):
         monkeypatch.setattr(api, "_settled", {})
+        monkeypatch.setattr(api, "_prepared", {})
         native = Backend("native", ("int8",), True, (), forward)
         monkeypatch.setattr(backends, "BACKENDS", (native, REFERENCE))
 

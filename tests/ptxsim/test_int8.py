@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from sageattention3.kernels.launch.sm80_int8 import attend
+from sageattention3.kernels.launch.sm80_int8 import SM80_INT8, attend
 from sageattention3.kernels.metrics import compare
 from sageattention3.kernels.reference import exact_attention
 
-from .calls import check_near_exact, in_any_order, tensors
+from .calls import check_near_exact, elsewhere, in_any_order, tensors
 from .simulator import Simulator
 
 # Of tests/gpu/test_sm80_int8.py.
@@ -86,6 +86,25 @@ def test_masks(simulator, kind, causal):
         bias = torch.randn(mask.shape, generator=torch.Generator().manual_seed(2))
         mask = bias.masked_fill(~mask, -torch.inf)
     assert (check(simulator, q, k, v, mask=mask, causal=causal)[:, :, [9, 64]] == 0).all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_prepared_call_computes_tensors_wherever_they_start(simulator, causal):
+    q, k, v = tensors(nq=70, nk=70)
+    compute = SM80_INT8.prepare(q, k, v, causal=causal)
+    expected = run(q, k, v, causal=causal)
+    for start in (0, 1, 8):
+        moved = (q, elsewhere(k, start), elsewhere(v, start))
+        assert torch.equal(compute(*moved, mask=None, scale=q.shape[-1] ** -0.5), expected)
+
+
+def test_only_calls_of_tensors_that_kernels_read_where_they_lie_are_prepared():
+    q, k, v = tensors(nq=70, nk=80)
+    assert SM80_INT8.prepare(q, k, v, causal=False)
+    assert not SM80_INT8.prepare(q, k, v, causal=True), "keys behind the last query are cut off"
+    assert not SM80_INT8.prepare(q, k.half(), v, causal=False)
+    assert not SM80_INT8.prepare(q, k, v.half(), causal=False)
+    assert not SM80_INT8.prepare(*(x[..., :60] for x in (q, k, v)), causal=False)
 
 
 def test_hidden_keys_cannot_matter(simulator):

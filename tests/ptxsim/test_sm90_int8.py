@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from sageattention3.kernels.launch.sm90_int8 import attend
+from sageattention3.kernels.launch.sm90_int8 import SM90_INT8, attend
 
 from . import calls
 from .ptx import KernelError
@@ -53,6 +53,14 @@ def test_ragged_ends(simulator, nq, nk):
 @pytest.mark.parametrize(("nq", "nk"), [(300, 300), (150, 400), (300, 150)])
 def test_causal(simulator, nq, nk):
     check(simulator, *tensors(nq=nq, nk=nk), causal=True, seeds=(0, 4))
+
+
+def test_a_prepared_call_computes_tensors_wherever_they_start():
+    q, k, v = tensors()
+    compute = SM90_INT8.prepare(q, k, v, causal=False)
+    for start in (0, 1):
+        moved = (q, k, calls.elsewhere(v, start))
+        assert torch.equal(compute(*moved, mask=None, scale=q.shape[-1] ** -0.5), run(q, k, v))
 
 
 def test_more_tiles_than_stages(simulator):
