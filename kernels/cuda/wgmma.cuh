@@ -1,5 +1,6 @@
 // Matrix products of a warpgroup (four warps) on compute capability 9.0: D += A B with A [64, k] in
-// registers, B [k, n] in shared memory, D [64, n] in registers (PTX ISA, section 9.7.15).
+// registers or shared memory, B [k, n] in shared memory, D [64, n] in registers (PTX ISA, section
+// 9.7.15).
 //
 // They run on their own, beside the instructions after them: between wgmma_begin() and the
 // wgmma_wait() that ends them, nobody may touch D, A or B. Of its warp's 16 rows, lane 4g + t holds
@@ -8,7 +9,7 @@
 
 #include "ptx.cuh"
 
-// How B lies in shared memory: a descriptor of PTX ISA, section 9.7.15.5.1. Swizzling permutes the
+// How B, or A, lies in shared memory: a descriptor of PTX ISA, section 9.7.15.5.1. Swizzling permutes the
 // 16-byte units of a row by the bits of the row's number; addresses below are those before it.
 struct WgmmaOperand {
   u64 bits;
@@ -17,7 +18,8 @@ struct WgmmaOperand {
     return {bits + (bytes >> 4)};
   }
 
-  // Rows of n, 32 bytes each along k, as in panels.cuh: eights of rows follow each other.
+  // Rows of n (of A: of its own), 32 bytes each along k, as in panels.cuh: eights of rows follow each
+  // other.
   static __device__ __forceinline__ WgmmaOperand panel(u32 address) {
     return make(address, 16, 8 * 32, 3);
   }
@@ -79,14 +81,67 @@ __device__ __forceinline__ void pin(float (&registers)[N]) {
 // Whether a product adds to D is a predicate; the ones after it: A's sign, B's sign, B transposed.
 #define ADDS "{.reg .pred adds; setp.ne.b32 adds, 1, 0;\n"
 
-// D [64, 64] = A [64, 32] B, or D += A B, in s8 and s32; B: a panel.
+// D [64, 64] = A [64, 32] B, or D += A B, in s32; B: a panel, in s8.
+#define WGMMA_BYTES(type, a, adds_at, b_at)                                              \
+  "{.reg .pred adds; setp.ne.b32 adds, " adds_at ", 0;\n"                                \
+  "wgmma.mma_async.sync.aligned.m64n64k32.s32." type ".s8 " LIST_32 ", " a ", " b_at ", adds;}"
+
+// A in s8.
 __device__ __forceinline__ void wgmma_s8(u32 (&d)[32], const u32 (&a)[4], WgmmaOperand b,
                                          bool adds) {
-  asm volatile(
-      "{.reg .pred adds; setp.ne.b32 adds, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 " LIST_32 ", {%32,%33,%34,%35}, %36, adds;}"
-      : THIRTY_TWO("+r", d, 0)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<int>(adds)));
+  asm volatile(WGMMA_BYTES("s8", "{%32,%33,%34,%35}", "%37", "%36")
+               : THIRTY_TWO("+r", d, 0)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<int>(adds)));
+}
+
+// A in s8, a panel.
+__device__ __forceinline__ void wgmma_s8(u32 (&d)[32], WgmmaOperand a, WgmmaOperand b, bool adds) {
+  asm volatile(WGMMA_BYTES("s8", "%32", "%34", "%33")
+               : THIRTY_TWO("+r", d, 0)
+               : "l"(a.bits), "l"(b.bits), "r"(static_cast<int>(adds)));
+}
+
+// A in u8.
+__device__ __forceinline__ void wgmma_u8(u32 (&d)[32], const u32 (&a)[4], WgmmaOperand b,
+                                         bool adds) {
+  asm volatile(WGMMA_BYTES("u8", "{%32,%33,%34,%35}", "%37", "%36")
+               : THIRTY_TWO("+r", d, 0)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<int>(adds)));
+}
+
+// D [64, 64] = A [64, 16] B, or D += A B, in FP16 or BF16 and FP32; B: a panel.
+#define WGMMA_HALVES(type, a, adds_at, b_at, transposed)                                \
+  "{.reg .pred adds; setp.ne.b32 adds, " adds_at ", 0;\n"                               \
+  "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " LIST_32 ", " a ", "   \
+  b_at ", adds, 1, 1, " transposed ";}"
+
+template <Dtype DTYPE>
+__device__ __forceinline__ void wgmma_16bit(float (&d)[32], const u32 (&a)[4], WgmmaOperand b,
+                                            bool adds) {
+  if constexpr (DTYPE == F16) {
+    asm volatile(WGMMA_HALVES("f16", "{%32,%33,%34,%35}", "%37", "%36", "0")
+                 : THIRTY_TWO("+f", d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<int>(adds)));
+  } else {
+    asm volatile(WGMMA_HALVES("bf16", "{%32,%33,%34,%35}", "%37", "%36", "0")
+                 : THIRTY_TWO("+f", d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<int>(adds)));
+  }
+}
+
+// A: a panel.
+template <Dtype DTYPE>
+__device__ __forceinline__ void wgmma_16bit(float (&d)[32], WgmmaOperand a, WgmmaOperand b,
+                                            bool adds) {
+  if constexpr (DTYPE == F16) {
+    asm volatile(WGMMA_HALVES("f16", "%32", "%34", "%33", "0, 0")
+                 : THIRTY_TWO("+f", d, 0)
+                 : "l"(a.bits), "l"(b.bits), "r"(static_cast<int>(adds)));
+  } else {
+    asm volatile(WGMMA_HALVES("bf16", "%32", "%34", "%33", "0, 0")
+                 : THIRTY_TWO("+f", d, 0)
+                 : "l"(a.bits), "l"(b.bits), "r"(static_cast<int>(adds)));
+  }
 }
 
 // D [64, 128] += A [64, 16] B in FP16 or (else) BF16 and FP32; B: rows of 128 bytes.
@@ -106,6 +161,8 @@ __device__ __forceinline__ void wgmma_16bit(float (&d)[64], const u32 (&a)[4], W
 }
 
 #undef ADDS
+#undef WGMMA_BYTES
+#undef WGMMA_HALVES
 #undef LIST_32
 #undef LIST_64
 #undef EIGHT

@@ -5,13 +5,15 @@ scores of the next tile beside P V of this one; FlashAttention-4's report for re
 maximum has moved far. docs/kernel-notes-int8.md has the figures.
 """
 
+from typing import NamedTuple
+
 import torch
 
 from ..backend import Backend, Capability, Dtypes, HeadDimIn, OneDtype, Unmasked
 from ..jit.loader import launch
 from ..jit.variants import Variant
 from .geometry import parts
-from .int8_quantise import quantise, readable
+from .int8_quantise import Packed, quantise, readable
 from .operands import DTYPES, OUTPUT, TENSOR, first_channels, in_reach, true_lse, view
 
 # As in the kernel. On an H200, B2 H24 S16384 bf16, these reach 652 TOPS without quantising; three
@@ -53,14 +55,30 @@ def attend(
     q: [B, Hq, Nq, D]; k, v: [B, Hk, Nk, D], all fp16 or all bf16, D 97 to 128.
     return_lse: also the logarithm of the sum of each row's exponentiated scores, FP32 [B, Hq, Nq].
     """
-    k, v, _ = in_reach(k, v, None, causal, q)
-    channels = q.shape[3]
-    q, k, v, layout = readable(q, k, v, codes_of_v=False)
-    packed = quantise(q, k, v, layout, live_keys=None, scale=scale)
-    out = layout.output_like(q)
     lse = None
     if return_lse:
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    out, packed = attend_smoothed(q, k, v, lse, scale=scale, causal=causal)
+    return (out, true_lse(lse, q, packed.key_mean(k), scale)) if return_lse else out
+
+
+def attend_smoothed(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lse: torch.Tensor | None,
+    *,
+    scale: float,
+    causal: bool,
+) -> tuple[torch.Tensor, Packed]:
+    """As :func:`attend`, with the quantised operands beside the output.
+
+    Writes, if given, ``lse`` [B, Hq, Nq], contiguous: that of the scores of smoothed K.
+    """
+    channels = q.shape[3]
+    q, k, v, packed = pack(q, k, v, scale=scale, causal=causal)
+    layout = packed.layout
+    out = layout.output_like(q)
     start = packed.buffer.data_ptr()
     batch, q_heads, q_len = layout.query_sizes
     launch(
@@ -78,8 +96,25 @@ def attend(
         *layout.attention_sizes,
         causal,
     )
-    out = first_channels(out, channels)
-    return (out, true_lse(lse, q, packed.key_mean(k), scale)) if return_lse else out
+    return first_channels(out, channels), packed
+
+
+class Operands(NamedTuple):
+    """A call's tensors as kernels read them; Q and K quantised."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    packed: Packed
+
+
+def pack(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, causal: bool
+) -> Operands:
+    """Arguments as in :func:`attend`. The same arguments give the same codes, bit for bit."""
+    k, v, _ = in_reach(k, v, None, causal, q)
+    q, k, v, layout = readable(q, k, v, codes_of_v=False)
+    return Operands(q, k, v, quantise(q, k, v, layout, live_keys=None, scale=scale))
 
 
 def _forward(q, k, v, *, precision: str, mask, scale: float, causal: bool) -> torch.Tensor:

@@ -1,15 +1,15 @@
-"""wgmma: products of a warpgroup's A and D in registers with B in shared memory.
+"""wgmma: products of a warpgroup's A and B with D in registers, B and maybe A in shared memory.
 
 PTX ISA, sections on asynchronous warpgroup-level matrix instructions. Each warp has 16 rows of A
-and D, in fragments like those of mma.sync. B is read when a product begins; D holds noise until a
-wait has ended the product's group, so that whoever reads it too early is found out.
+and D, in fragments like those of mma.sync. A and B are read when a product begins; D holds noise
+until a wait has ended the product's group, so that whoever reads it too early is found out.
 """
 
 import numpy as np
 
 from .decode import TYPES, instruction
-from .matrix import _GROUP, _THREAD, _elements, _Fragments, _layout
-from .ptx import Immediate, KernelError
+from .matrix import _GROUP, _THREAD, _Fragments, _layout
+from .ptx import Immediate, KernelError, Register
 
 _NOISE = np.uint32(0x7FC0DEAD)  # a NaN, or a large integer
 _LANES = np.arange(32)
@@ -80,18 +80,28 @@ def _fetch(m, warps, starts, offsets, swizzled_bits):
     return m.shared.load(places, 4, 4).reshape(*address.shape, 4)
 
 
-def _rows_of_n(m, warps, read, n):
-    """B [warps, 32 bytes of k, n] where k is contiguous."""
+def _panel(m, warps, read, rows):
+    """Rows of 32 bytes of k, [warps, rows, 32]; rows: numbers [n] or, of each warp, [warps, n]."""
     start, _, stride, bits = _descriptor(m, read, warps)
     if bits != 1:
         raise KernelError("rows along k are understood in panels of 32 bytes only")
-    row, half = np.arange(n)[:, None], np.arange(2)
+    row, half = np.broadcast_to(rows, (len(warps), rows.shape[-1]))[..., None], np.arange(2)
     offsets = stride.reshape(-1, 1, 1) * (row // 8) + row % 8 * 32 + half * 16
     words = _fetch(m, warps, start, offsets, bits)
-    return np.ascontiguousarray(words.reshape(len(warps), n, 8)).view("u1").swapaxes(1, 2)
+    return np.ascontiguousarray(words.reshape(*row.shape[:2], 8)).view("u1")
 
 
-def _rows_of_k(m, warps, read, n):
+def _rows_of_n(m, warps, read, n, dtype):
+    """B [warps, 32 bytes of k, n] where k is contiguous."""
+    return _panel(m, warps, read, np.arange(n)).view(dtype).swapaxes(1, 2)
+
+
+def _rows_of_a(m, warps, read, dtype):
+    """A [warps, 16, 32 bytes of k], of which each warp of the group has its sixteen rows."""
+    return _panel(m, warps, read, warps[:, None] % 4 * 16 + np.arange(16)).view(dtype)
+
+
+def _rows_of_k(m, warps, read, n, dtype):
     """B [warps, 16, n] of 16-bit words where n is contiguous."""
     start, leading, stride, bits = _descriptor(m, read, warps)
     row, unit = np.arange(16)[:, None], np.arange(n // 8)
@@ -103,25 +113,31 @@ def _rows_of_k(m, warps, read, n):
         + unit % per_row * 16
     )
     words = _fetch(m, warps, start, offsets, bits)
-    return np.ascontiguousarray(words.reshape(len(warps), 16, n // 2)).view("u2")
+    return np.ascontiguousarray(words.reshape(len(warps), 16, n // 2)).view(dtype)
 
 
 def _product(op, n, a_type, b_type, d_type, bits, fetch):
     d, a, b, adds = op.operands[:4]
     indices = [part.index for part in d.parts]
-    a, b, adds = _Fragments(op, a), op.read(b, "u64"), op.read(adds, "pred")
-    if len(indices) != n // 2 or len(a.reads) != 4:
+    b, adds = op.read(b, "u64"), op.read(adds, "pred")
+    in_shared = isinstance(a, Register)
+    a = op.read(a, "u64") if in_shared else _Fragments(op, a)
+    if len(indices) != n // 2 or (not in_shared and len(a.reads) != 4):
         raise KernelError("fragments of a wrong size")
     order_a, _ = _layout(bits)
     k = 256 // bits
+    a_type, b_type = TYPES[a_type], TYPES[b_type]
 
     def run(m):
         warps = m.whole_warps()
         if not len(warps):
             return
-        x = np.take(_elements(a(m, warps), a_type), order_a, 1).reshape(-1, 16, k).astype("f8")
-        y = fetch(m, warps, b, n).view(TYPES[b_type]).astype("f8")
-        products = x @ y
+        if in_shared:
+            x = _rows_of_a(m, warps, a, a_type)
+        else:
+            words = a(m, warps).reshape(len(warps), -1)
+            x = np.take(words.view(a_type), order_a, 1).reshape(-1, 16, k)
+        products = x.astype("f8") @ fetch(m, warps, b, n, b_type).astype("f8")
         added = np.broadcast_to(adds(m), m.shape)[warps]
         for i, index in enumerate(indices):
             rows, columns = _GROUP[:, 0] + i % 4 // 2 * 8, i // 4 * 8 + 2 * _THREAD[:, 0] + i % 2
@@ -143,9 +159,14 @@ def _bytes(op, n, a_type, b_type):
 
 @instruction(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(f16|bf16)\.\2")
 def _halves(op, n, dtype):
-    if [x.bits for x in op.operands[4:] if isinstance(x, Immediate)] != [1, 1, 1]:
-        raise KernelError("only products of B transposed, without a change of sign, are known here")
-    return _product(op, int(n), dtype, dtype, "f32", 16, _rows_of_k)
+    a, flags = op.operands[1], [x.bits for x in op.operands[4:] if isinstance(x, Immediate)]
+    signs, transposed = flags[:2], flags[2:]
+    if signs != [1, 1]:
+        raise KernelError("products with a change of sign are unknown here")
+    if isinstance(a, Register) and transposed.pop(0):
+        raise KernelError("a transposed A is unknown here")
+    fetch = {(0,): _rows_of_n, (1,): _rows_of_k}[tuple(transposed)]
+    return _product(op, int(n), dtype, dtype, "f32", 16, fetch)
 
 
 @instruction(r"wgmma\.fence\.sync\.aligned")

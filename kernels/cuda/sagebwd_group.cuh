@@ -1,0 +1,130 @@
+// What a warpgroup of SageBwd does: 64 rows, queries or keys, against one tile of the other side
+// after the other, by wgmma. What the products are and how they are scaled: sagebwd_warp.cuh.
+//
+// Of its warp's 16 rows a lane holds two, of each 16 columns four neighbouring tokens. While the
+// tensor cores are at one product, the warpgroup brings the one before into FP32.
+#pragma once
+
+#include "sagebwd_group_tiles.cuh"
+#include "sagebwd_rows.cuh"
+#include "wgmma.cuh"
+
+constexpr int GROUP = 128;  // threads of a warpgroup
+constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;  // of two consumers
+
+constexpr int PAIRS = TILE_TOKENS / 16;  // of eights of columns: a pair is 16 tokens
+
+using Scores = u32[TILE_TOKENS / 2];     // integers
+using Slopes = float[TILE_TOKENS / 2];   // dP
+using Product = u32[TILE_TOKENS / 2];    // of 64 channels, integers
+using RowTokens = float[2][4 * PAIRS];   // this lane's tokens of its two rows
+using RowBytes = u32[2][PAIRS];
+
+// Which consumer this thread is of.
+__device__ __forceinline__ int consumer() { return threadIdx.x / GROUP - 1; }
+__device__ __forceinline__ int lane_of_quad() { return threadIdx.x % 4; }
+__device__ __forceinline__ int quad_of_warp() { return threadIdx.x % 32 / 4; }
+
+// A lane's row `r`, as a row of its tile and as the token that lies there.
+__device__ __forceinline__ int tile_row(int r) {
+  return threadIdx.x / 32 % 4 * 16 + quad_of_warp() + 8 * r;
+}
+__device__ __forceinline__ int token_of_row(int r) {
+  return threadIdx.x / 32 % 4 * 16 + quad_of_warp() / 2 * 4 + 2 * r + quad_of_warp() % 2;
+}
+
+// In a lane's Scores or Slopes: row r, token 16 * pair + 4t + i.
+__device__ __forceinline__ constexpr int place_of(int r, int pair, int i) {
+  return (2 * pair + i / 2) * 4 + 2 * r + i % 2;
+}
+
+// The rows' side of S and dP. SHARED: it stays in shared memory, where registers are short.
+template <int HEAD_DIM, Dtype DTYPE, bool SHARED>
+struct GroupRows {
+  using Parts = TileParts<HEAD_DIM>;
+  static constexpr int CODE_STEPS = HEAD_DIM / 32, VALUE_STEPS = HEAD_DIM / 16;
+  static constexpr int SHARED_BYTES = SHARED ? Parts::TRANSPOSED : 0;  // codes and values
+
+  u32 codes[SHARED ? 1 : CODE_STEPS][4], values[SHARED ? 1 : VALUE_STEPS][4];
+  u32 shared;
+
+  // `tile`: in memory.
+  __device__ __forceinline__ void load(const u8* tile) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const u8* words = tile + panel_offset(tile_row(i % 2), i / 2 * 16 + 4 * lane_of_quad());
+#pragma unroll
+      for (int step = 0; step < CODE_STEPS; ++step) {
+        codes[step][i] = *reinterpret_cast<const u32*>(words + Parts::CODES + step * CODE_PANEL);
+      }
+#pragma unroll
+      for (int step = 0; step < VALUE_STEPS; ++step) {
+        values[step][i] = *reinterpret_cast<const u32*>(words + Parts::VALUES + step * CODE_PANEL);
+      }
+    }
+  }
+
+  // Begins Q K^T, or K Q^T, with a tile in shared memory.
+  __device__ __forceinline__ void multiply_codes(Scores& s, u32 tile) const {
+    const WgmmaOperand other = WgmmaOperand::panel(tile + Parts::CODES);
+    wgmma_begin();
+#pragma unroll
+    for (int step = 0; step < CODE_STEPS; ++step) {
+      if constexpr (SHARED) {
+        const WgmmaOperand own = WgmmaOperand::panel(shared + Parts::CODES);
+        wgmma_s8(s, own + step * CODE_PANEL, other + step * CODE_PANEL, step > 0);
+      } else {
+        wgmma_s8(s, codes[step], other + step * CODE_PANEL, step > 0);
+      }
+    }
+    wgmma_commit();
+  }
+
+  // Begins dO V^T, or V dO^T.
+  __device__ __forceinline__ void multiply_values(Slopes& d_p, u32 tile) const {
+    const WgmmaOperand other = WgmmaOperand::panel(tile + Parts::VALUES);
+    wgmma_begin();
+#pragma unroll
+    for (int step = 0; step < VALUE_STEPS; ++step) {
+      if constexpr (SHARED) {
+        const WgmmaOperand own = WgmmaOperand::panel(shared + Parts::VALUES);
+        wgmma_16bit<DTYPE>(d_p, own + step * CODE_PANEL, other + step * CODE_PANEL, step > 0);
+      } else {
+        wgmma_16bit<DTYPE>(d_p, values[step], other + step * CODE_PANEL, step > 0);
+      }
+    }
+    wgmma_commit();
+  }
+};
+
+// Begins the product of rows' bytes and a tile's transposed codes, at shared address `transposed`,
+// for 64 channels from 64 * part on.
+template <bool SIGNED, int HEAD_DIM>
+__device__ __forceinline__ void multiply_tokens(Product& product, const RowBytes& rows,
+                                                u32 transposed, int part) {
+  wgmma_begin();
+#pragma unroll
+  for (int step = 0; step < PAIRS / 2; ++step) {
+    const u32 a[4] = {rows[0][2 * step], rows[1][2 * step], rows[0][2 * step + 1],
+                      rows[1][2 * step + 1]};
+    const WgmmaOperand b =
+        WgmmaOperand::panel(transposed + step * (HEAD_DIM * 32) + part * (64 * 32));
+    if constexpr (SIGNED) {
+      wgmma_s8(product, a, b, step > 0);
+    } else {
+      wgmma_u8(product, a, b, step > 0);
+    }
+  }
+  wgmma_commit();
+}
+
+// sums += weight * product, for the same channels.
+template <int HEAD_DIM>
+__device__ __forceinline__ void add(float (&sums)[HEAD_DIM / 8][4], const Product& product,
+                                    const float (&weight)[2], int part) {
+#pragma unroll
+  for (int i = 0; i < TILE_TOKENS / 2; ++i) {
+    float& sum = sums[8 * part + i / 4][i % 4];
+    sum = fmaf(static_cast<float>(static_cast<s32>(product[i])), weight[i / 2 % 2], sum);
+  }
+}

@@ -1,0 +1,102 @@
+// What SageBwd on wgmma keeps of 64 tokens: everything that a product reads of them lies in one
+// piece, in memory as in shared memory, so that one instruction copies it.
+//
+// CODES      of Q or K, [HEAD_DIM / 32 panels][64 rows][32 channels], for Q K^T
+// VALUES     dO or V in 16 bits, [HEAD_DIM / 16 panels][64 rows][16 channels], for dO V^T
+// TRANSPOSED  codes of Q or K, [2 panels][HEAD_DIM rows][32 tokens], for products over tokens
+//
+// Rows of codes and values are in the order of row_of_key (int8_layout.cuh), whether they hold keys
+// or queries. Where there is no token, all are zero.
+#pragma once
+
+#include "int8_layout.cuh"
+#include "pipeline.cuh"
+
+constexpr int TILE_TOKENS = 64;
+constexpr int CODE_PANEL = TILE_TOKENS * 32;  // bytes, of codes and of values
+
+template <int HEAD_DIM>
+struct TileParts {
+  static constexpr int CODES = 0, VALUES = TILE_TOKENS * HEAD_DIM;
+  static constexpr int TRANSPOSED = VALUES + TILE_TOKENS * HEAD_DIM * 2;
+  static constexpr int END = TRANSPOSED + TILE_TOKENS * HEAD_DIM;
+};
+
+// What dK and dV have to know of a query. With x = 2^(key scale * q_scale * score + shift), which is
+// P times the scale of the codes of dO, x * (dP * slope + offset) is dS times the scale of Q.
+struct __align__(16) QueryFacts {
+  float q_scale, shift, slope, offset;
+};
+
+// What dQ has to know of it; of no use where there is no query.
+struct __align__(16) QueryRow {
+  float q_scale;  // of its codes, times the softmax scale and log2(e)
+  float lse;      // log-sum-exp of its scores, times log2(e); infinite if it saw no key
+  float delta;    // D of the paper: dO . O
+  float unused;
+};
+
+// A tile of queries: parts, then codes of dO transposed, then facts. `rows` are not copied.
+template <int HEAD_DIM>
+struct QueryTile : TileParts<HEAD_DIM> {
+  static constexpr int D_OUT = TileParts<HEAD_DIM>::END;
+  static constexpr int FACTS = D_OUT + TILE_TOKENS * HEAD_DIM;
+  static constexpr int COPIED = FACTS + TILE_TOKENS * 16;
+  static constexpr int ROWS = COPIED;
+  static constexpr int BYTES = ROWS + TILE_TOKENS * 16;
+};
+
+// A tile of keys: parts, then the scales of K.
+template <int HEAD_DIM>
+struct KeyTile : TileParts<HEAD_DIM> {
+  static constexpr int SCALES = TileParts<HEAD_DIM>::END;
+  static constexpr int COPIED = SCALES + SCALES_PER_BLOCK * 4;
+  static constexpr int BYTES = SCALES + 1024;
+};
+
+// Tiles on their way through shared memory, STAGES at a time.
+template <int BYTES, int COPIED, int STAGES>
+struct TileRing {
+  static constexpr int STAGE = (BYTES + 1023) / 1024 * 1024;
+  static constexpr int SIZE = STAGES * (STAGE + 2 * 8);
+
+  u32 shared;
+
+  __device__ __forceinline__ u32 tile(int stage) const { return shared + stage * STAGE; }
+  __device__ __forceinline__ Barrier full(int stage) const { return barrier(2 * stage); }
+  __device__ __forceinline__ Barrier empty(int stage) const { return barrier(2 * stage + 1); }
+
+  // By one thread, before publish_barriers() and a __syncthreads(). readers: warps.
+  __device__ __forceinline__ void start(int readers) const {
+    for (int stage = 0; stage < STAGES; ++stage) {
+      full(stage).init(1);
+      empty(stage).init(readers);
+    }
+  }
+
+  // By one thread: tiles 0 .. tiles - 1, of which source(i) says where they lie.
+  template <typename Source>
+  __device__ __forceinline__ void fill(int tiles, Source source) const {
+    for (int i = 0, stage = 0, parity = 1; i < tiles; ++i) {
+      if (i >= STAGES) empty(stage).wait(parity);
+      full(stage).expect(COPIED);
+      full(stage).copy(tile(stage), source(i), COPIED);
+      if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ Barrier barrier(int i) const {
+    return {shared + STAGES * STAGE + i * 8};
+  }
+};
+
+// A reader's place in the ring.
+template <int STAGES>
+struct Turn {
+  int stage = 0, parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == STAGES) stage = 0, parity ^= 1;
+  }
+};

@@ -1,0 +1,218 @@
+// Third launch of SageBwd's backward pass on wgmma: dK and dV. A block of threads takes 128 keys of
+// one key head and goes through the queries that share it, 64 at a time, head after head: nothing is
+// added up in an order that could vary.
+#include "output.cuh"
+#include "sagebwd_group.cuh"
+
+struct Params {
+  const u8* query_tiles;  // [B, Hq, tiles, QueryTile::BYTES]
+  const u8* key_tiles;    // [B, Hk, blocks, KeyTile::BYTES]
+  Output d_k, d_v;        // [B, Hk, Nk, D]
+  int q_heads, kv_heads, q_len, kv_len, head_dim;
+  int blocks;  // of K per (batch, key head), an even number
+  int causal;
+};
+
+constexpr int CONSUMERS = 2;  // warpgroups
+constexpr int ROWS = CONSUMERS * TILE_TOKENS;
+
+template <int HEAD_DIM>
+constexpr int STAGES = HEAD_DIM == 128 ? 4 : 6;
+
+template <int HEAD_DIM>
+using Ring = TileRing<QueryTile<HEAD_DIM>::COPIED, QueryTile<HEAD_DIM>::COPIED, STAGES<HEAD_DIM>>;
+
+// What is known of two queries' share of a fact: x = facts[0], y = facts[1] of query `in_tile`.
+__device__ __forceinline__ float2 read_facts(u32 facts, int in_tile, int first) {
+  u32 words[2];
+  load_shared_words(words, facts + in_tile * sizeof(QueryFacts) + first * 4);
+  return make_float2(as_float(words[0]), as_float(words[1]));
+}
+
+// P of a lane's keys and queries, times the scales of dO. CAUSAL: some key may be hidden.
+template <bool CAUSAL>
+__device__ __forceinline__ void find_p(RowTokens& p, const Scores& s, u32 facts, float k_scale,
+                                       int first_query, int first_key) {
+#pragma unroll
+  for (int pair = 0; pair < PAIRS; ++pair) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int in_tile = 16 * pair + 4 * lane_of_quad() + i;
+      const float2 fact = read_facts(facts, in_tile, 0);
+      const float factor = fact.x * k_scale;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float score = static_cast<float>(static_cast<s32>(s[place_of(r, pair, i)]));
+        const float x = exp2_approx(fmaf(score, factor, fact.y));
+        const bool hidden = CAUSAL && first_key + token_of_row(r) > first_query + in_tile;
+        p[r][4 * pair + i] = hidden ? 0.0f : x;
+      }
+    }
+  }
+}
+
+// From there to dS times the scales of Q, in place. Where a key is hidden, dP may be anything.
+template <bool CAUSAL>
+__device__ __forceinline__ void find_ds(RowTokens& p, const Slopes& d_p, u32 facts,
+                                        int first_query, int first_key) {
+#pragma unroll
+  for (int pair = 0; pair < PAIRS; ++pair) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int in_tile = 16 * pair + 4 * lane_of_quad() + i;
+      const float2 fact = read_facts(facts, in_tile, 2);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float& x = p[r][4 * pair + i];
+        const bool hidden = CAUSAL && first_key + token_of_row(r) > first_query + in_tile;
+        x = hidden ? 0.0f : x * fmaf(d_p[place_of(r, pair, i)], fact.x, fact.y);
+      }
+    }
+  }
+}
+
+template <int HEAD_DIM, Dtype DTYPE>
+__global__ void __launch_bounds__((1 + CONSUMERS) * GROUP, 1)
+sm90_sagebwd_key_gradients(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) u8 shared[];
+  using Tile = QueryTile<HEAD_DIM>;
+  // With 128 channels the sums of dK and dV alone take half of the registers.
+  using Rows = GroupRows<HEAD_DIM, DTYPE, (HEAD_DIM > 64)>;
+  constexpr int PARTS = HEAD_DIM / 64, PRODUCTS = 2 * PARTS, OWN = CONSUMERS * Rows::SHARED_BYTES;
+  const u32 start = shared_address_of(shared);
+  const Ring<HEAD_DIM> ring{start + OWN};
+  const Barrier own_tiles{start + OWN + ring.SIZE};
+
+  const int row_blocks = (p.kv_len + ROWS - 1) / ROWS;
+  const int row_block = blockIdx.x % row_blocks;
+  const int kv_head = blockIdx.x / row_blocks % p.kv_heads;
+  const int batch = blockIdx.x / row_blocks / p.kv_heads;
+  const int group = p.q_heads / p.kv_heads, tiles = (p.q_len + TILE_TOKENS - 1) / TILE_TOKENS;
+  // Queries before the first key of the block see none of it in a causal call.
+  const int first_tile = p.causal ? row_block * CONSUMERS : 0;
+  const int per_head = tiles - first_tile, turns = group * per_head;
+  const u8* key_tiles =
+      p.key_tiles + ((static_cast<s64>(batch) * p.kv_heads + kv_head) * p.blocks +
+                     row_block * CONSUMERS) * KeyTile<HEAD_DIM>::BYTES;
+
+  if (threadIdx.x == 0) {
+    ring.start(CONSUMERS * GROUP / 32);
+    own_tiles.init(1);
+    publish_barriers();
+  }
+  __syncthreads();
+  if (threadIdx.x < GROUP) {
+    give_registers<PRODUCER_REGISTERS>();
+    if (threadIdx.x == 0) {
+      if constexpr (OWN > 0) {
+        own_tiles.expect(OWN);
+        for (int i = 0; i < CONSUMERS; ++i) {
+          own_tiles.copy(start + i * Rows::SHARED_BYTES, key_tiles + i * KeyTile<HEAD_DIM>::BYTES,
+                         Rows::SHARED_BYTES);
+        }
+      }
+      const u8* query_tiles = p.query_tiles + (static_cast<s64>(batch) * p.q_heads +
+                                               kv_head * group) * tiles * Tile::BYTES;
+      ring.fill(turns, [&](int turn) {
+        const int head = turn / per_head, tile = first_tile + turn % per_head;
+        return query_tiles + (static_cast<s64>(head) * tiles + tile) * Tile::BYTES;
+      });
+    }
+    return;
+  }
+
+  take_registers<CONSUMER_REGISTERS>();
+  const int first_key = row_block * ROWS + consumer() * TILE_TOKENS;
+  const u8* own = key_tiles + consumer() * KeyTile<HEAD_DIM>::BYTES;
+  Rows rows;
+  rows.shared = start + consumer() * Rows::SHARED_BYTES;
+  if constexpr (OWN > 0) {
+    own_tiles.wait(0);
+  } else {
+    rows.load(own);
+  }
+  // Both of a lane's keys share a scale.
+  const float k_scale = reinterpret_cast<const float*>(
+      own + KeyTile<HEAD_DIM>::SCALES)[token_of_row(0) / 4 % 4];
+  float d_k[HEAD_DIM / 8][4] = {}, d_v[HEAD_DIM / 8][4] = {};
+
+  Turn<STAGES<HEAD_DIM>> turn;
+  Product products[2];  // the first one takes the scores, too
+  Slopes d_p;
+  ring.full(0).wait(0);
+  rows.multiply_codes(products[0], ring.tile(0));
+  rows.multiply_values(d_p, ring.tile(0));
+  wgmma_wait<1>();
+  pin(products[0]);
+  int first_query = first_tile * TILE_TOKENS;
+  for (int i = 0; i < turns; ++i) {
+    const u32 tile = ring.tile(turn.stage);
+    const bool hides = p.causal && first_query < first_key + TILE_TOKENS;
+    RowTokens x;
+    RowBytes p_bytes, ds_bytes;
+    float p_weight[2], ds_weight[2];
+    if (hides) {
+      find_p<true>(x, products[0], tile + Tile::FACTS, k_scale, first_query, first_key);
+    } else {
+      find_p<false>(x, products[0], tile + Tile::FACTS, k_scale, first_query, first_key);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) p_weight[r] = quantise_row(p_bytes[r], x[r], PROBABILITY_MAX);
+    wgmma_wait<0>();
+    pin(d_p);
+    if (hides) {
+      find_ds<true>(x, d_p, tile + Tile::FACTS, first_query, first_key);
+    } else {
+      find_ds<false>(x, d_p, tile + Tile::FACTS, first_query, first_key);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) ds_weight[r] = quantise_row(ds_bytes[r], x[r], INT8_MAX);
+
+    auto multiply = [&](int product) {
+      if (product < PARTS) {
+        multiply_tokens<false, HEAD_DIM>(products[product % 2], p_bytes, tile + Tile::D_OUT,
+                                         product);
+      } else {
+        multiply_tokens<true, HEAD_DIM>(products[product % 2], ds_bytes, tile + Tile::TRANSPOSED,
+                                        product - PARTS);
+      }
+    };
+    // After the last tile its scores are computed once more, instead of asking; nobody reads them.
+    Turn<STAGES<HEAD_DIM>> next = turn;
+    if (i + 1 < turns) next.advance();
+    if ((first_query += TILE_TOKENS) >= tiles * TILE_TOKENS) first_query = first_tile * TILE_TOKENS;
+    multiply(0);
+    multiply(1);
+#pragma unroll
+    for (int product = 0; product < PRODUCTS; ++product) {
+      wgmma_wait<1>();
+      pin(products[product % 2]);
+      if (product < PARTS) {
+        add<HEAD_DIM>(d_v, products[product % 2], p_weight, product);
+      } else {
+        add<HEAD_DIM>(d_k, products[product % 2], ds_weight, product - PARTS);
+      }
+      if (product + 2 < PRODUCTS) {
+        multiply(product + 2);
+      } else if (product + 2 == PRODUCTS) {
+        ring.full(next.stage).wait(next.parity);
+        rows.multiply_codes(products[0], ring.tile(next.stage));
+      } else {
+        if (threadIdx.x % 32 == 0) ring.empty(turn.stage).arrive();
+        rows.multiply_values(d_p, ring.tile(next.stage));
+      }
+    }
+    wgmma_wait<1>();
+    pin(products[0]);
+    turn = next;
+  }
+  wgmma_wait<0>();
+  pin(d_p);
+
+  rotate_back<HEAD_DIM>(d_k);
+  const int keys[2] = {first_key + token_of_row(0), first_key + token_of_row(1)};
+  // Scales of Q have log2(e) in them, beside the softmax scale.
+  constexpr float FACTOR = LN_2 / ROTATION_ROOT<HEAD_DIM>;
+  store_rows<HEAD_DIM, DTYPE>(p.d_k, d_k, FACTOR, batch, kv_head, keys, p.kv_len, p.head_dim);
+  store_rows<HEAD_DIM, DTYPE>(p.d_v, d_v, 1.0f, batch, kv_head, keys, p.kv_len, p.head_dim);
+}

@@ -1,0 +1,162 @@
+// Second launch of SageBwd's backward pass on wgmma: dQ. A block of threads takes 128 queries of one
+// head and goes through the keys, 64 at a time; nothing is added up in an order that could vary.
+#include "output.cuh"
+#include "sagebwd_group.cuh"
+
+struct Params {
+  const u8* query_tiles;  // [B, Hq, tiles, QueryTile::BYTES]
+  const u8* key_tiles;    // [B, Hk, blocks, KeyTile::BYTES]
+  Output d_q;             // [B, Hq, Nq, D]
+  float scale;            // of the softmax
+  int q_heads, kv_heads, q_len, kv_len, head_dim;
+  int blocks;  // of K per (batch, key head)
+  int causal;
+};
+
+constexpr int CONSUMERS = 2;  // warpgroups
+constexpr int ROWS = CONSUMERS * TILE_TOKENS;
+
+template <int HEAD_DIM>
+constexpr int STAGES = HEAD_DIM == 128 ? 5 : 8;
+
+template <int HEAD_DIM>
+using Ring = TileRing<KeyTile<HEAD_DIM>::BYTES, KeyTile<HEAD_DIM>::COPIED, STAGES<HEAD_DIM>>;
+
+// What the two rows of a lane are.
+struct QueryRows {
+  float q_scale[2], lse[2], delta[2];
+  int last_key[2];  // that the row may see
+};
+
+// dS of a lane's queries and keys. HIDDEN: some key may be, and then dP be anything.
+template <bool HIDDEN>
+__device__ __forceinline__ void find_ds(RowTokens& d_s, const Scores& s, const Slopes& d_p,
+                                        const QueryRows& rows, float k_scale, int first_key) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float factor = rows.q_scale[r] * k_scale;
+#pragma unroll
+    for (int pair = 0; pair < PAIRS; ++pair) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int place = place_of(r, pair, i), key = first_key + 16 * pair + 4 * lane_of_quad() + i;
+        const float score = static_cast<float>(static_cast<s32>(s[place]));
+        const float p = exp2_approx(fmaf(score, factor, -rows.lse[r]));
+        const float slope = p * (d_p[place] - rows.delta[r]);
+        d_s[r][4 * pair + i] = HIDDEN && key > rows.last_key[r] ? 0.0f : slope;
+      }
+    }
+  }
+}
+
+template <int HEAD_DIM, Dtype DTYPE>
+__global__ void __launch_bounds__((1 + CONSUMERS) * GROUP, 1)
+sm90_sagebwd_query_gradient(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) u8 shared[];
+  using Tile = KeyTile<HEAD_DIM>;
+  using Rows = GroupRows<HEAD_DIM, DTYPE, false>;
+  constexpr int PARTS = HEAD_DIM / 64;
+  const Ring<HEAD_DIM> ring{shared_address_of(shared)};
+
+  const int row_blocks = (p.q_len + ROWS - 1) / ROWS;
+  int row_block = blockIdx.x % row_blocks;
+  // Longest rows first, so that a causal call's last blocks are its short ones.
+  if (p.causal) row_block = row_blocks - 1 - row_block;
+  const int head = blockIdx.x / row_blocks % p.q_heads, batch = blockIdx.x / row_blocks / p.q_heads;
+  const int kv_head = head / (p.q_heads / p.kv_heads);
+  const int keys = p.causal ? min(p.kv_len, (row_block + 1) * ROWS) : p.kv_len;
+  const int turns = (keys + TILE_TOKENS - 1) / TILE_TOKENS;
+
+  if (threadIdx.x == 0) {
+    ring.start(CONSUMERS * GROUP / 32);
+    publish_barriers();
+  }
+  __syncthreads();
+  if (threadIdx.x < GROUP) {
+    give_registers<PRODUCER_REGISTERS>();
+    if (threadIdx.x == 0) {
+      const u8* tiles =
+          p.key_tiles + (static_cast<s64>(batch) * p.kv_heads + kv_head) * p.blocks * Tile::BYTES;
+      ring.fill(turns, [&](int turn) { return tiles + static_cast<s64>(turn) * Tile::BYTES; });
+    }
+    return;
+  }
+
+  take_registers<CONSUMER_REGISTERS>();
+  const int query_tiles = (p.q_len + TILE_TOKENS - 1) / TILE_TOKENS;
+  const int own_tile = row_block * CONSUMERS + consumer();
+  const int first_row = own_tile * TILE_TOKENS;
+  // A consumer past the last query works on the last tile, and stores nothing.
+  const u8* own = p.query_tiles + ((static_cast<s64>(batch) * p.q_heads + head) * query_tiles +
+                                   min(own_tile, query_tiles - 1)) * QueryTile<HEAD_DIM>::BYTES;
+  Rows rows;
+  rows.load(own);
+  QueryRows queries;
+  const int tokens[2] = {first_row + token_of_row(0), first_row + token_of_row(1)};
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const QueryRow row = reinterpret_cast<const QueryRow*>(
+        own + QueryTile<HEAD_DIM>::ROWS)[token_of_row(r)];
+    queries.q_scale[r] = row.q_scale, queries.lse[r] = row.lse, queries.delta[r] = row.delta;
+    queries.last_key[r] = p.causal ? min(tokens[r], p.kv_len - 1) : p.kv_len - 1;
+  }
+  const int whole = p.causal ? min(p.kv_len, first_row + 1) : p.kv_len;
+  float d_q[HEAD_DIM / 8][4] = {};
+
+  Turn<STAGES<HEAD_DIM>> turn;
+  Scores s;
+  Slopes d_p;
+  Product product, other;
+  ring.full(0).wait(0);
+  rows.multiply_codes(s, ring.tile(0));
+  rows.multiply_values(d_p, ring.tile(0));
+  for (int i = 0; i < turns; ++i) {
+    const u32 tile = ring.tile(turn.stage);
+    const int first_key = i * TILE_TOKENS;
+    const float k_scale = load_shared_float(tile + Tile::SCALES + lane_of_quad() * 4);
+    RowTokens d_s;
+    RowBytes bytes;
+    float weight[2];
+    wgmma_wait<0>();
+    pin(s);
+    pin(d_p);
+    if (first_key + TILE_TOKENS > whole) {
+      find_ds<true>(d_s, s, d_p, queries, k_scale, first_key);
+    } else {
+      find_ds<false>(d_s, s, d_p, queries, k_scale, first_key);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) weight[r] = quantise_row(bytes[r], d_s[r], INT8_MAX, k_scale);
+
+    // After the last tile its scores are computed once more, instead of asking; nobody reads them.
+    Turn<STAGES<HEAD_DIM>> next = turn;
+    if (i + 1 < turns) next.advance();
+    multiply_tokens<true, HEAD_DIM>(product, bytes, tile + Tile::TRANSPOSED, 0);
+    if constexpr (PARTS == 2) {
+      multiply_tokens<true, HEAD_DIM>(other, bytes, tile + Tile::TRANSPOSED, 1);
+      wgmma_wait<1>();
+      pin(product);
+      add<HEAD_DIM>(d_q, product, weight, 0);
+    }
+    ring.full(next.stage).wait(next.parity);
+    rows.multiply_codes(s, ring.tile(next.stage));
+    wgmma_wait<1>();
+    if constexpr (PARTS == 2) {
+      pin(other);
+      add<HEAD_DIM>(d_q, other, weight, 1);
+    } else {
+      pin(product);
+      add<HEAD_DIM>(d_q, product, weight, 0);
+    }
+    if (threadIdx.x % 32 == 0) ring.empty(turn.stage).arrive();
+    rows.multiply_values(d_p, ring.tile(next.stage));
+    turn = next;
+  }
+  wgmma_wait<0>();
+  pin(s);
+  pin(d_p);
+
+  rotate_back<HEAD_DIM>(d_q);
+  store_rows<HEAD_DIM, DTYPE>(p.d_q, d_q, p.scale * (1.0f / ROTATION_ROOT<HEAD_DIM>), batch, head,
+                              tokens, p.q_len, p.head_dim);
+}

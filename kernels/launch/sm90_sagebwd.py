@@ -1,0 +1,197 @@
+"""Attention with a backward pass in INT8, on wgmma, for compute capability 9.0.
+
+Source: SageBwd (arXiv 2505.11594, section 4) for which products are quantised and that dO V^T is
+not. What is done otherwise than in the paper, docs/numerics.md has with figures: K and Q stay
+rotated until the end, and whatever is summed over tokens has a scale per row and 64 tokens. Forward
+is ``sm90_int8`` where that is the faster one, else ``sm80_int8``; backward recomputes its scores
+from the same codes, so that P is the forward pass's.
+
+dQ has a kernel of its own, which computes scores and dP a second time: two of seven products. In
+exchange no gradient is summed up by atomics, and the same call gives the same bits.
+docs/kernel-notes-sagebwd.md says what that costs.
+"""
+
+import torch
+
+from ..backend import token_major_like
+from ..differentiable import Call, differentiable
+from ..jit.loader import launch
+from ..jit.variants import Variant
+from . import sm80_int8, sm90_int8
+from .geometry import parts, place
+from .operands import DTYPES, OUTPUT, TENSOR, first_channels, readable, view, with_all_keys
+
+TILE_TOKENS = 64
+HEAD_DIMS = (64, 128)
+TRAINED_DTYPES = (torch.float16, torch.bfloat16)
+
+_ROWS = 128  # of a block of threads
+_THREADS = 384
+_PREPARING_THREADS = 256
+_QUERY_STAGES = {64: 8, 128: 5}  # tiles of keys in shared memory while dQ is computed
+_KEY_STAGES = {64: 6, 128: 4}  # tiles of queries while dK and dV are
+# Training builds its kernels when it first needs them: few installations ever train.
+_AHEAD_FROM = 1000
+_ON_HOPPER = {"first_sm": 90, "last_sm": 90, "ahead_from": _AHEAD_FROM}
+
+
+def _query_tile_bytes(head_dim: int) -> int:
+    """Bytes of ``QueryTile``: codes twice, dO and its codes, two structs for each query."""
+    return TILE_TOKENS * (5 * head_dim + 2 * 16)
+
+
+def _key_tile_bytes(head_dim: int) -> int:
+    """Bytes of ``KeyTile``: codes twice, V, scales."""
+    return TILE_TOKENS * 4 * head_dim + 1024
+
+
+def _prepare(head_dim: int, dtype: torch.dtype) -> Variant:
+    return Variant(
+        source="sm90_sagebwd_prepare.cu",
+        kernel="sm90_sagebwd_prepare",
+        template=(head_dim, DTYPES[dtype]),
+        params=f"{TENSOR * 3}7Q7i",
+        threads=_PREPARING_THREADS,
+        **_ON_HOPPER,
+    )
+
+
+def _query_gradient(head_dim: int, dtype: torch.dtype) -> Variant:
+    return Variant(
+        source="sm90_sagebwd_query_gradient.cu",
+        kernel="sm90_sagebwd_query_gradient",
+        template=(head_dim, DTYPES[dtype]),
+        params=f"2Q{OUTPUT}f7i",
+        threads=_THREADS,
+        shared_bytes=_QUERY_STAGES[head_dim] * (_key_tile_bytes(head_dim) + 16),
+        **_ON_HOPPER,
+    )
+
+
+def _key_gradients(head_dim: int, dtype: torch.dtype) -> Variant:
+    return Variant(
+        source="sm90_sagebwd_key_gradients.cu",
+        kernel="sm90_sagebwd_key_gradients",
+        template=(head_dim, DTYPES[dtype]),
+        params=f"2Q{OUTPUT * 2}7i",
+        threads=_THREADS,
+        # Tiles without what only dQ reads, two barriers each; codes of K and V of the block.
+        shared_bytes=_KEY_STAGES[head_dim] * (TILE_TOKENS * (5 * head_dim + 16) + 16)
+        + (_ROWS * 3 * head_dim if head_dim > 64 else 0)
+        + 8,
+        **_ON_HOPPER,
+    )
+
+
+_KINDS = [(d, t) for d in HEAD_DIMS for t in TRAINED_DTYPES]
+_PREPARE = {kind: _prepare(*kind) for kind in _KINDS}
+_QUERY_GRADIENT = {kind: _query_gradient(*kind) for kind in _KINDS}
+_KEY_GRADIENTS = {kind: _key_gradients(*kind) for kind in _KINDS}
+VARIANTS = (*_PREPARE.values(), *_QUERY_GRADIENT.values(), *_KEY_GRADIENTS.values())
+
+
+def train(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    mask: None = None,
+    scale: float,
+    causal: bool,
+) -> torch.Tensor:
+    """``softmax(scale Q K^T) V`` [B, Hq, Nq, D], differentiable in q, k and v.
+
+    q: [B, Hq, Nq, D]; k, v: [B, Hk, Nk, D], all fp16 or all bf16, D up to 64 or 97 to 128.
+    Errors as in ``differentiable``.
+    """
+    return differentiable(_Passes(), q, k, v, mask=mask, scale=scale, causal=causal)
+
+
+# What torch.compiler.disable sets, which would import torch's compiler for it: launches are nothing
+# that it could trace.
+train._torchdynamo_disable = True
+
+
+class _Passes:
+    def forward(self, q, k, v, mask, call: Call):
+        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+        options = {"scale": call.scale, "causal": call.causal}
+        if q.shape[3] > 64:
+            out, _ = sm90_int8.attend_smoothed(q, k, v, lse, **options)
+        else:
+            out, _ = sm80_int8.attend_smoothed(q, k, v, lse, mask=None, **options)
+        return out, lse
+
+    def backward(self, d_out, q, k, v, mask, out, lse, call: Call):
+        operands = sm90_int8.pack(q, k, v, scale=call.scale, causal=call.causal)
+        d_q, d_k, d_v = _gradients(*readable(d_out, out), lse, operands, call)
+        channels = q.shape[3]
+        return (
+            first_channels(d_q, channels),
+            with_all_keys(first_channels(d_k, channels), k),
+            with_all_keys(first_channels(d_v, channels), v),
+        )
+
+
+def _gradients(
+    d_out: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    operands: sm90_int8.Operands,
+    call: Call,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Enqueue the three kernels: dQ, dK and dV of ``operands``, token-major."""
+    q, k, v, packed = operands
+    layout = packed.layout
+    batch, q_heads, q_len = layout.query_sizes
+    _, kv_heads, _, kv_len, _, blocks = layout.attention_sizes
+    head_dim, device = layout.head_dim, q.get_device()
+    tiles = batch * q_heads * parts(q_len, TILE_TOKENS)
+    offsets = place(
+        {
+            "query_tiles": tiles * _query_tile_bytes(head_dim),
+            "key_tiles": batch * kv_heads * blocks * _key_tile_bytes(head_dim),
+        }
+    )
+    buffer = torch.empty(offsets["bytes"], dtype=torch.uint8, device=q.device)
+    both = tuple(buffer.data_ptr() + offsets[name] for name in ("query_tiles", "key_tiles"))
+    start = packed.buffer.data_ptr()
+    kind = head_dim, q.dtype
+    launch(
+        _PREPARE[kind],
+        device,
+        batch * kv_heads * blocks + tiles,
+        *view(d_out),
+        *view(out),
+        *view(v),
+        start + layout.q_codes,
+        start + layout.q_scales,
+        lse.data_ptr(),
+        start + layout.k_codes,
+        start + layout.k_scales,
+        *both,
+        batch,
+        *layout.attention_sizes,
+    )
+    d_q, d_k, d_v = (token_major_like(x) for x in (q, k, v))
+    launch(
+        _QUERY_GRADIENT[kind],
+        device,
+        batch * q_heads * parts(q_len, _ROWS),
+        *both,
+        *view(d_q),
+        call.scale,
+        *layout.attention_sizes,
+        call.causal,
+    )
+    launch(
+        _KEY_GRADIENTS[kind],
+        device,
+        batch * kv_heads * parts(kv_len, _ROWS),
+        *both,
+        *view(d_k),
+        *view(d_v),
+        *layout.attention_sizes,
+        call.causal,
+    )
+    return d_q, d_k, d_v
