@@ -71,7 +71,7 @@ struct GroupRows {
 #pragma unroll
     for (int step = 0; step < CODE_STEPS; ++step) {
       if constexpr (SHARED) {
-        const WgmmaOperand own = WgmmaOperand::panel(shared + Parts::CODES);
+        const WgmmaOperand own = WgmmaOperand::panel(own_tile() + Parts::CODES);
         wgmma_s8(s, own + step * CODE_PANEL, other + step * CODE_PANEL, step > 0);
       } else {
         wgmma_s8(s, codes[step], other + step * CODE_PANEL, step > 0);
@@ -87,13 +87,21 @@ struct GroupRows {
 #pragma unroll
     for (int step = 0; step < VALUE_STEPS; ++step) {
       if constexpr (SHARED) {
-        const WgmmaOperand own = WgmmaOperand::panel(shared + Parts::VALUES);
+        const WgmmaOperand own = WgmmaOperand::panel(own_tile() + Parts::VALUES);
         wgmma_16bit<DTYPE>(d_p, own + step * CODE_PANEL, other + step * CODE_PANEL, step > 0);
       } else {
         wgmma_16bit<DTYPE>(d_p, values[step], other + step * CODE_PANEL, step > 0);
       }
     }
     wgmma_commit();
+  }
+
+ private:
+  // To the compiler, another one each time: it would keep all descriptors, in 24 registers.
+  __device__ __forceinline__ u32 own_tile() const {
+    u32 address = shared;
+    asm volatile("" : "+r"(address));
+    return address;
   }
 };
 

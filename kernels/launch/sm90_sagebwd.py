@@ -32,6 +32,9 @@ _QUERY_STAGES = {64: 8, 128: 5}  # tiles of keys in shared memory while dQ is co
 _KEY_STAGES = {64: 6, 128: 4}  # tiles of queries while dK and dV are
 # Training builds its kernels when it first needs them: few installations ever train.
 _AHEAD_FROM = 1000
+# Bytes of spilled registers put up with, by head_dim.
+_KEY_SPILLS = {64: 0, 128: 128}
+_SPILL_REASON = "sums of dK and dV and two products under way take 192 of the 240 registers"
 _ON_HOPPER = {"first_sm": 90, "last_sm": 90, "ahead_from": _AHEAD_FROM}
 
 
@@ -79,6 +82,8 @@ def _key_gradients(head_dim: int, dtype: torch.dtype) -> Variant:
         shared_bytes=_KEY_STAGES[head_dim] * (TILE_TOKENS * (5 * head_dim + 16) + 16)
         + (_ROWS * 3 * head_dim if head_dim > 64 else 0)
         + 8,
+        spill_bytes=_KEY_SPILLS[head_dim],
+        spill_reason=_SPILL_REASON,
         **_ON_HOPPER,
     )
 
