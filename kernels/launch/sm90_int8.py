@@ -129,7 +129,7 @@ SM90_INT8 = Backend(
         Capability((9, 0), (9, 0)),
         Dtypes(tuple(_ATTENTION)),
         OneDtype(),
-        HeadDimIn(97, HEAD_DIM),
+        HeadDimIn(((97, HEAD_DIM),)),
         Unmasked(),
     ),
     forward=_forward,

@@ -13,7 +13,15 @@ docs/kernel-notes-sagebwd.md says what that costs.
 
 import torch
 
-from ..backend import token_major_like
+from ..backend import (
+    Backend,
+    Capability,
+    Dtypes,
+    HeadDimIn,
+    OneDtype,
+    Unmasked,
+    token_major_like,
+)
 from ..differentiable import Call, differentiable
 from ..jit.loader import launch
 from ..jit.variants import Variant
@@ -200,3 +208,19 @@ def _gradients(
         call.causal,
     )
     return d_q, d_k, d_v
+
+
+SM90_SAGEBWD = Backend(
+    name="sm90_sagebwd",
+    precisions=("int8",),
+    native=True,
+    constraints=(
+        Capability((9, 0), (9, 0)),
+        Dtypes(TRAINED_DTYPES),
+        OneDtype(),
+        HeadDimIn(((1, 64), (97, 128))),
+        Unmasked(),
+    ),
+    forward=None,
+    train=train,
+)
