@@ -28,10 +28,10 @@ struct QueryRows {
   int last_key[2];  // that the row may see
 };
 
-// dS of a lane's queries and keys. HIDDEN: some key may be, and then dP be anything.
+// P of a lane's queries and keys. HIDDEN: some key may be.
 template <bool HIDDEN>
-__device__ __forceinline__ void find_ds(RowTokens& d_s, const Scores& s, const Slopes& d_p,
-                                        const QueryRows& rows, float k_scale, int first_key) {
+__device__ __forceinline__ void find_p(RowTokens& p, const Scores& s, const QueryRows& rows,
+                                       float k_scale, int first_key) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float factor = rows.q_scale[r] * k_scale;
@@ -39,11 +39,29 @@ __device__ __forceinline__ void find_ds(RowTokens& d_s, const Scores& s, const S
     for (int pair = 0; pair < PAIRS; ++pair) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int place = place_of(r, pair, i), key = first_key + 16 * pair + 4 * lane_of_quad() + i;
-        const float score = static_cast<float>(static_cast<s32>(s[place]));
-        const float p = exp2_approx(fmaf(score, factor, -rows.lse[r]));
-        const float slope = p * (d_p[place] - rows.delta[r]);
-        d_s[r][4 * pair + i] = HIDDEN && key > rows.last_key[r] ? 0.0f : slope;
+        const int key = first_key + 16 * pair + 4 * lane_of_quad() + i;
+        const float score = static_cast<float>(static_cast<s32>(s[place_of(r, pair, i)]));
+        const float x = exp2_approx(fmaf(score, factor, -rows.lse[r]));
+        p[r][4 * pair + i] = HIDDEN && key > rows.last_key[r] ? 0.0f : x;
+      }
+    }
+  }
+}
+
+// From P to dS, in place. Where a key is hidden, dP may be anything.
+template <bool HIDDEN>
+__device__ __forceinline__ void find_ds(RowTokens& p, const Slopes& d_p, const QueryRows& rows,
+                                        int first_key) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+#pragma unroll
+    for (int pair = 0; pair < PAIRS; ++pair) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int key = first_key + 16 * pair + 4 * lane_of_quad() + i;
+        float& x = p[r][4 * pair + i];
+        const float slope = x * (d_p[place_of(r, pair, i)] - rows.delta[r]);
+        x = HIDDEN && key > rows.last_key[r] ? 0.0f : slope;
       }
     }
   }
@@ -110,23 +128,30 @@ sm90_sagebwd_query_gradient(const __grid_constant__ Params p) {
   ring.full(0).wait(0);
   rows.multiply_codes(s, ring.tile(0));
   rows.multiply_values(d_p, ring.tile(0));
+  wgmma_wait<1>();
+  pin(s);
   for (int i = 0; i < turns; ++i) {
     const u32 tile = ring.tile(turn.stage);
     const int first_key = i * TILE_TOKENS;
     const float k_scale = load_shared_float(tile + Tile::SCALES + lane_of_quad() * 4);
-    RowTokens d_s;
+    const bool hides = first_key + TILE_TOKENS > whole;
+    RowTokens x;
     RowBytes bytes;
     float weight[2];
-    wgmma_wait<0>();
-    pin(s);
-    pin(d_p);
-    if (first_key + TILE_TOKENS > whole) {
-      find_ds<true>(d_s, s, d_p, queries, k_scale, first_key);
+    if (hides) {
+      find_p<true>(x, s, queries, k_scale, first_key);
     } else {
-      find_ds<false>(d_s, s, d_p, queries, k_scale, first_key);
+      find_p<false>(x, s, queries, k_scale, first_key);
+    }
+    wgmma_wait<0>();
+    pin(d_p);
+    if (hides) {
+      find_ds<true>(x, d_p, queries, first_key);
+    } else {
+      find_ds<false>(x, d_p, queries, first_key);
     }
 #pragma unroll
-    for (int r = 0; r < 2; ++r) weight[r] = quantise_row(bytes[r], d_s[r], INT8_MAX, k_scale);
+    for (int r = 0; r < 2; ++r) weight[r] = quantise_row(bytes[r], x[r], INT8_MAX, k_scale);
 
     // After the last tile its scores are computed once more, instead of asking; nobody reads them.
     Turn<STAGES<HEAD_DIM>> next = turn;
@@ -150,10 +175,11 @@ sm90_sagebwd_query_gradient(const __grid_constant__ Params p) {
     }
     if (threadIdx.x % 32 == 0) ring.empty(turn.stage).arrive();
     rows.multiply_values(d_p, ring.tile(next.stage));
+    wgmma_wait<1>();
+    pin(s);
     turn = next;
   }
   wgmma_wait<0>();
-  pin(s);
   pin(d_p);
 
   rotate_back<HEAD_DIM>(d_q);
