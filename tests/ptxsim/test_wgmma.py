@@ -8,12 +8,22 @@ from .snippets import call
 from .test_instructions import fragments, place_a_8, place_a_16
 
 THREADS = 128
+_A_AT = 2048  # in shared memory, behind B
 _SETUP = """
   .reg .b32 m<64>;
   .reg .b64 address;
   mov.u32 c, dynamic;
   add.s32 d, c, b;
   st.shared.v4.b32 [d], {y0, y1, y2, y3};
+"""
+_SHARED_A = """
+  .reg .b64 first;
+  add.s32 d, c, e;
+  st.shared.v4.b32 [d], {x0, x1, x2, x3};
+  add.s32 d, c, 2048;
+  shr.u32 d, d, 4;
+  cvt.u64.u32 first, d;
+  or.b64 first, first, {descriptor};
 """
 _RUN = """
   fence.proxy.async.shared::cta;
@@ -23,7 +33,7 @@ _RUN = """
   or.b64 address, address, {descriptor};
   setp.ne.s32 p, {adds}, 0;
   wgmma.fence.sync.aligned;
-  {opcode} {{{registers}}}, {{x0, x1, x2, x3}}, address, p{more};
+  {opcode} {{{registers}}}, {first}, address, p{more};
   wgmma.commit_group.sync.aligned;
   wgmma.wait_group.sync.aligned {pending};
 """
@@ -34,19 +44,28 @@ def descriptor(leading, stride, swizzle):
     return leading // 16 << 16 | stride // 16 << 32 | swizzle << 62
 
 
-def multiply(opcode, a_words, places, units, code, more="", c=None, pending=0):
-    """D [64, 64] as words. units: B's 16 bytes of each thread, as words; places: where."""
+def multiply(opcode, a_words, places, units, code, more="", c=None, pending=0, places_of_a=None):
+    """D [64, 64] as words. units: B's 16 bytes of each thread, as words; places: where.
+
+    a_words: A's fragments or, with places_of_a, the same of A as of B.
+    """
     names = [f"m{i}" for i in range(32)]
     inputs = {f"x{i}": a_words[:, i] for i in range(4)}
     inputs |= {f"y{i}": units[:, i] for i in range(4)}
     inputs["b"] = places
     start = [f"mov.u32 {name}, {0 if c is None else hex(c)};" for name in names]
     body = _SETUP + "\n".join(start)
+    first = "{x0, x1, x2, x3}"
+    if places_of_a is not None:
+        inputs["e"] = _A_AT + places_of_a
+        body += _SHARED_A.replace("{descriptor}", hex(descriptor(16, 8 * 32, 3)))
+        first = "first"
     body += _RUN.format(
         descriptor=hex(code),
         adds=int(c is not None),
         opcode=opcode,
         registers=", ".join(names),
+        first=first,
         more=more,
         pending=pending,
     )
@@ -60,23 +79,32 @@ def multiply(opcode, a_words, places, units, code, more="", c=None, pending=0):
     return d
 
 
-def bytes_of_panels(kind, **options):
+def panel(rows):
+    """Of [64 rows, 32 bytes], each thread's 16 bytes as words, and where they lie in a panel."""
+    units = np.ascontiguousarray(rows).view("u4").reshape(-1, 4)  # row, half
+    row, half = np.arange(64).repeat(2), np.tile([0, 1], 64)
+    return units, row * 32 + (half ^ row >> 2 & 1) * 16  # the halves change in rows 4..7
+
+
+def bytes_of_panels(kind, shared_a=False, **options):
     generator = np.random.default_rng(0)
     low, high = (0, 256) if kind == "u8" else (-128, 128)
     a = generator.integers(low, high, (64, 32))
     b = generator.integers(-128, 128, (32, 64))
-    words = np.concatenate([fragments(a[16 * w :][:16], 8, place_a_8) for w in range(4)])
-    units = np.ascontiguousarray(b.T.astype("i1")).view("u4").reshape(-1, 4)  # row n, half
-    row, half = np.arange(64).repeat(2), np.tile([0, 1], 64)
-    places = row * 32 + (half ^ row >> 2 & 1) * 16  # 32-byte swizzle: halves change in rows 4..7
+    units, places = panel(b.T.astype("i1"))
+    if shared_a:
+        words, options["places_of_a"] = panel(a.astype("u1"))
+    else:
+        words = np.concatenate([fragments(a[16 * w :][:16], 8, place_a_8) for w in range(4)])
     opcode = f"wgmma.mma_async.sync.aligned.m64n64k32.s32.{kind}.s8"
     d = multiply(opcode, words, places, units, descriptor(16, 8 * 32, 3), **options)
     return d.view("i4"), a @ b
 
 
 @pytest.mark.parametrize("kind", ["s8", "u8"])
-def test_bytes(kind):
-    d, right = bytes_of_panels(kind)
+@pytest.mark.parametrize("shared_a", [False, True])
+def test_bytes(kind, shared_a):
+    d, right = bytes_of_panels(kind, shared_a)
     assert (d == right).all()
 
 
@@ -96,20 +124,43 @@ def test_unknown_layouts_are_refused(monkeypatch):
         bytes_of_panels("s8")
 
 
+def halves(kind):
+    """A [64, 16], B [16, 64] and their codes."""
+    generator = np.random.default_rng(0)
+    a, b = generator.integers(-8, 9, (64, 16)) / 4, generator.integers(-8, 9, (16, 64)) / 4
+    codes = [
+        x.astype("f2").view("u2") if kind == "f16" else (x.astype("f4").view("u4") >> 16)
+        for x in (a, b)
+    ]
+    return a, b, *(x.astype("u2") for x in codes)
+
+
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 def test_halves(kind):
     """B's rows are of k and hold 64 numbers; units of 16 bytes change places by the row."""
-    generator = np.random.default_rng(0)
-    a, b = generator.integers(-8, 9, (64, 16)) / 4, generator.integers(-8, 9, (16, 64)) / 4
-    a_codes, b_codes = (
-        x.astype("f2").view("u2") if kind == "f16" else x.astype("f4").view("u4") >> 16
-        for x in (a, b)
-    )
+    a, b, a_codes, b_codes = halves(kind)
     words = np.concatenate([fragments(a_codes[16 * w :][:16], 16, place_a_16) for w in range(4)])
-    units = np.ascontiguousarray(b_codes.astype("u2")).view("u4").reshape(-1, 4)
+    units = np.ascontiguousarray(b_codes).view("u4").reshape(-1, 4)
     row, unit = np.arange(16).repeat(8), np.tile(np.arange(8), 16)
     places = row * 128 + (unit ^ row % 8) * 16
     opcode = f"wgmma.mma_async.sync.aligned.m64n64k16.f32.{kind}.{kind}"
     code = descriptor(4096, 8 * 128, 1)
     d = multiply(opcode, words, places, units, code, ", 1, 1, 1", c=0x3F800000)
     assert (d.view("f4") == (a @ b + 1).astype("f4")).all()
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+@pytest.mark.parametrize("shared_a", [False, True])
+def test_halves_in_panels(kind, shared_a):
+    """B's rows are of n and hold 16 numbers, as those of an A in shared memory."""
+    a, b, a_codes, b_codes = halves(kind)
+    units, places = panel(b_codes.T)
+    opcode = f"wgmma.mma_async.sync.aligned.m64n64k16.f32.{kind}.{kind}"
+    code = descriptor(16, 8 * 32, 3)
+    if shared_a:
+        words, places_of_a = panel(a_codes)
+        d = multiply(opcode, words, places, units, code, ", 1, 1, 0, 0", places_of_a=places_of_a)
+    else:
+        parts = [fragments(a_codes[16 * w :][:16], 16, place_a_16) for w in range(4)]
+        d = multiply(opcode, np.concatenate(parts), places, units, code, ", 1, 1, 0")
+    assert (d.view("f4") == (a @ b).astype("f4")).all()
