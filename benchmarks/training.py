@@ -4,8 +4,9 @@
 
 Forward and backward as autograd runs them: quantising, allocations and all. Contestants take turns,
 each after a pause: an H200 that meets its power limit under one of them would run the next one
-slower. Beside the times stand the gradients' cosines against FP64 on one head of each shape, as far
-as FP64 fits. --out writes training.json there; what documents quote lies in benchmarks/results.
+slower. Beside the times stand the gradients' cosines against FP64 on attention inputs of a language
+model (tests/data), as in benchmarks/accuracy.py. --out writes training.json there; what documents
+quote lies in benchmarks/results.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 if __name__ == "__main__":  # as a script; tests import this module from the loaded pack
     import as_script  # noqa: F401
 
+from sageattention3.benchmarks.accuracy import GRADIENT_TOKENS, load_layers
 from sageattention3.benchmarks.provenance import commit_of, provenance
 from sageattention3.kernels import backends
 from sageattention3.kernels.dispatch import objection_of
@@ -46,12 +48,13 @@ SHAPES = (
 QUICK = tuple(shape for shape in SHAPES if shape.name in ("4k, D128", "16k, D128", "16k, D64"))
 # Five products of the backward pass beside two of the forward pass.
 FLOPS_OF_FORWARD = 3.5
-MOST_TOKENS_IN_FP64 = 4096
 
 Attention = Callable[..., torch.Tensor]  # (q, k, v, causal) -> out
 
 
 def sdpa(kind: SDPBackend, q, k, v, causal: bool) -> torch.Tensor:
+    if q.shape[1] != k.shape[1]:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     with sdpa_kernel(kind):
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
@@ -81,16 +84,24 @@ def gradients(function: Attention, q, k, v, d_out, causal: bool) -> list[torch.T
     return torch.autograd.grad(function(*leaves, causal=causal), leaves, d_out)
 
 
-def cosines(function: Attention, shape: Shape) -> dict[str, float]:
-    """Of the gradients against FP64, one head of ``shape``."""
-    given = random_qkv(shape._replace(batch=1, heads=1))
-    generator = torch.Generator(given[0].device).manual_seed(1)
-    d_out = torch.randn(given[0].shape, generator=generator, device=given[0].device)
-    d_out = d_out.to(given[0].dtype)
-    mine = gradients(function, *given, d_out, shape.causal)
-    right = gradients(exact_attention, *(x.double() for x in (*given, d_out)), shape.causal)
-    pairs = zip(("dQ", "dK", "dV"), mine, right, strict=True)
-    return {name: round(compare(x, y).cosine, 5) for name, x, y in pairs}
+def cosines(function: Attention) -> dict[str, list[float]]:
+    """Of dQ, dK and dV against FP64, one for each captured layer: bf16, a gaussian dO, causal."""
+    found = {"dQ": [], "dK": [], "dV": []}
+    for seed, qkv in enumerate(load_layers()):
+        given = [x[:, :, :GRADIENT_TOKENS] for x in qkv]
+        given.append(torch.randn(given[0].shape, generator=torch.Generator().manual_seed(seed)))
+        given = [x.bfloat16().cuda() for x in given]
+        mine = gradients(function, *given, True)
+        right = gradients(exact_attention, *(x.double() for x in given), True)
+        for name, x, y in zip(found, mine, right, strict=True):
+            found[name].append(round(compare(x, y).cosine, 5))
+    return found
+
+
+def cosines_of_all() -> dict[str, dict[str, list[float]]]:
+    q, k, v = (x[:, :, :GRADIENT_TOKENS].bfloat16().cuda() for x in load_layers()[0])
+    shape = Shape("SmolLM2", *q.shape, causal=True)
+    return {name: cosines(function) for name, function in contestants(shape, q, k, v).items()}
 
 
 def measure(shape: Shape, timer: GpuTimer) -> dict:
@@ -101,17 +112,14 @@ def measure(shape: Shape, timer: GpuTimer) -> dict:
         name: partial(gradients, function, q, k, v, d_out, shape.causal)
         for name, function in found.items()
     }
-    result = race(calls, timer)
-    small = shape._replace(tokens=min(shape.tokens, MOST_TOKENS_IN_FP64))
     return {
         **shape._asdict(),
         "flops": shape.flops * FLOPS_OF_FORWARD,
-        "milliseconds": result.milliseconds,
-        "cosines": {name: cosines(found[name], small) for name in result.milliseconds},
+        "milliseconds": race(calls, timer).milliseconds,
     }
 
 
-def show(results: list[dict], console: Console) -> None:
+def show(results: list[dict], accuracy: dict, console: Console) -> None:
     names = list(dict.fromkeys(name for row in results for name in row["milliseconds"]))
     table = Table("call", *names, title=f"forward and backward: TFLOPS, and times {BASELINE}")
     for row in results:
@@ -122,12 +130,10 @@ def show(results: list[dict], console: Console) -> None:
             cells.append(f"{row['flops'] / taken / 1e9:.0f}  {ratio:.2f}x" if taken else "-")
         table.add_row(row["name"], *cells)
     console.print(table)
-    table = Table("call", *names, title="least cosine of the gradients against FP64")
-    for row in results:
-        found = row["cosines"]
-        table.add_row(
-            row["name"], *(f"{min(found[n].values()):.5f}" if n in found else "-" for n in names)
-        )
+    table = Table("", "dQ", "dK", "dV", title="cosine against FP64: mean (least) of the layers")
+    for name, found in accuracy.items():
+        means = (f"{sum(x) / len(x):.5f} ({min(x):.5f})" for x in found.values())
+        table.add_row(name, *means)
     console.print(table)
 
 
@@ -141,7 +147,8 @@ def main() -> None:
         parser.error("there is no NVIDIA GPU to measure, or torch is a CPU build")
     timer = GpuTimer()
     results = [measure(shape, timer) for shape in (QUICK if options.quick else SHAPES)]
-    show(results, Console(width=120))
+    accuracy = cosines_of_all()
+    show(results, accuracy, Console(width=100))
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         origin = provenance(
@@ -149,7 +156,7 @@ def main() -> None:
             machine=torch.cuda.get_device_name(),
             cuda=torch.version.cuda,
         )
-        text = json.dumps({**origin, "calls": results}, indent=1) + "\n"
+        text = json.dumps({**origin, "calls": results, "cosines": accuracy}, indent=1) + "\n"
         (options.out / "training.json").write_text(text, encoding="utf-8")
 
 
