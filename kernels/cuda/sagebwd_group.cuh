@@ -10,18 +10,22 @@
 #include "wgmma.cuh"
 
 constexpr int GROUP = 128;  // threads of a warpgroup
-constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;  // of two consumers
+constexpr int PRODUCER_REGISTERS = 24;
+template <int CONSUMERS>
+constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 240 : 160;
 
 constexpr int PAIRS = TILE_TOKENS / 16;  // of eights of columns: a pair is 16 tokens
 
-using Scores = u32[TILE_TOKENS / 2];     // integers
-using Slopes = float[TILE_TOKENS / 2];   // dP
-using Product = u32[TILE_TOKENS / 2];    // of 64 channels, integers
+// What wgmma gives a lane: integers, of 64 tokens (scores) or of 64 channels, or bits of floats (dP).
+// One type, so that they can take each other's registers, of which wgmma wants 32 in a row.
+using Product = u32[TILE_TOKENS / 2];
 using RowTokens = float[2][4 * PAIRS];   // this lane's tokens of its two rows
 using RowBytes = u32[2][PAIRS];
 
-// Which consumer this thread is of.
-__device__ __forceinline__ int consumer() { return threadIdx.x / GROUP - 1; }
+// Which consumer this thread is of. The compiler learns that a warp is of one alone.
+__device__ __forceinline__ int consumer() {
+  return __shfl_sync(0xffffffff, threadIdx.x / GROUP, 0) - 1;
+}
 __device__ __forceinline__ int lane_of_quad() { return threadIdx.x % 4; }
 __device__ __forceinline__ int quad_of_warp() { return threadIdx.x % 32 / 4; }
 
@@ -33,7 +37,7 @@ __device__ __forceinline__ int token_of_row(int r) {
   return threadIdx.x / 32 % 4 * 16 + quad_of_warp() / 2 * 4 + 2 * r + quad_of_warp() % 2;
 }
 
-// In a lane's Scores or Slopes: row r, token 16 * pair + 4t + i.
+// In a lane's Product over tokens: row r, token 16 * pair + 4t + i.
 __device__ __forceinline__ constexpr int place_of(int r, int pair, int i) {
   return (2 * pair + i / 2) * 4 + 2 * r + i % 2;
 }
@@ -65,7 +69,7 @@ struct GroupRows {
   }
 
   // Begins Q K^T, or K Q^T, with a tile in shared memory.
-  __device__ __forceinline__ void multiply_codes(Scores& s, u32 tile) const {
+  __device__ __forceinline__ void multiply_codes(Product& s, u32 tile) const {
     const WgmmaOperand other = WgmmaOperand::panel(tile + Parts::CODES);
     wgmma_begin();
 #pragma unroll
@@ -81,7 +85,7 @@ struct GroupRows {
   }
 
   // Begins dO V^T, or V dO^T.
-  __device__ __forceinline__ void multiply_values(Slopes& d_p, u32 tile) const {
+  __device__ __forceinline__ void multiply_values(Product& d_p, u32 tile) const {
     const WgmmaOperand other = WgmmaOperand::panel(tile + Parts::VALUES);
     wgmma_begin();
 #pragma unroll

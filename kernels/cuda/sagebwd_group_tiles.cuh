@@ -22,11 +22,10 @@ struct TileParts {
   static constexpr int END = TRANSPOSED + TILE_TOKENS * HEAD_DIM;
 };
 
-// What dK and dV have to know of a query. With x = 2^(key scale * q_scale * score + shift), which is
-// P times the scale of the codes of dO, x * (dP * slope + offset) is dS times the scale of Q.
-struct __align__(16) QueryFacts {
-  float q_scale, shift, slope, offset;
-};
+// What dK and dV have to know of queries: a row of a tile's facts each. With
+// x = 2^(key scale * Q_SCALE * score + SHIFT), which is P times the scale of the codes of dO,
+// x * (dP * SLOPE + OFFSET) is dS times the scale of Q.
+enum QueryFact { Q_SCALE, SHIFT, SLOPE, OFFSET };
 
 // What dQ has to know of it; of no use where there is no query.
 struct __align__(16) QueryRow {
@@ -36,7 +35,8 @@ struct __align__(16) QueryRow {
   float unused;
 };
 
-// A tile of queries: parts, then codes of dO transposed, then facts. `rows` are not copied.
+// A tile of queries: parts, then codes of dO transposed, then facts, [4][64 queries]. Its rows are not
+// copied.
 template <int HEAD_DIM>
 struct QueryTile : TileParts<HEAD_DIM> {
   static constexpr int D_OUT = TileParts<HEAD_DIM>::END;
@@ -51,13 +51,13 @@ template <int HEAD_DIM>
 struct KeyTile : TileParts<HEAD_DIM> {
   static constexpr int SCALES = TileParts<HEAD_DIM>::END;
   static constexpr int COPIED = SCALES + SCALES_PER_BLOCK * 4;
-  static constexpr int BYTES = SCALES + 1024;
+  static constexpr int BYTES = COPIED;
 };
 
 // Tiles on their way through shared memory, STAGES at a time.
-template <int BYTES, int COPIED, int STAGES>
+template <int COPIED, int STAGES>
 struct TileRing {
-  static constexpr int STAGE = (BYTES + 1023) / 1024 * 1024;
+  static constexpr int STAGE = (COPIED + 1023) / 1024 * 1024;
   static constexpr int SIZE = STAGES * (STAGE + 2 * 8);
 
   u32 shared;

@@ -12,10 +12,13 @@ constexpr float PROBABILITY_MAX = 255.0f;
 template <int PAIRS>
 __device__ __forceinline__ float quantise_row(u32 (&bytes)[PAIRS], const float (&x)[4 * PAIRS],
                                               float levels, float unit = 1.0f) {
-  float amax = 0.0f;
+  float most[4];  // so that no chain of maxima is long
 #pragma unroll
-  for (int i = 0; i < 4 * PAIRS; ++i) amax = max_nan(amax, fabsf(x[i]));
-  amax = max_over_quad(max_nan(SMALLEST_AMAX, amax * unit));
+  for (int i = 0; i < 4; ++i) most[i] = fabsf(x[i]);
+#pragma unroll
+  for (int i = 4; i < 4 * PAIRS; ++i) most[i % 4] = max_nan(most[i % 4], fabsf(x[i]));
+  float amax = max_nan(max_nan(most[0], most[1]), max_nan(most[2], most[3])) * unit;
+  amax = max_over_quad(max_nan(amax, SMALLEST_AMAX));
   const float inverse = levels * reciprocal_approx(amax) * unit;
 #pragma unroll
   for (int pair = 0; pair < PAIRS; ++pair) {

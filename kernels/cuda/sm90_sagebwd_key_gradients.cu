@@ -1,6 +1,6 @@
-// Third launch of SageBwd's backward pass on wgmma: dK and dV. A block of threads takes 128 keys of
-// one key head and goes through the queries that share it, 64 at a time, head after head: nothing is
-// added up in an order that could vary.
+// Third launch of SageBwd's backward pass on wgmma: dK and dV. A block of threads takes some keys of
+// one key head, 64 for each consumer, and goes through the queries that share it, 64 at a time, head
+// after head: nothing is added up in an order that could vary.
 #include "output.cuh"
 #include "sagebwd_group.cuh"
 
@@ -13,38 +13,30 @@ struct Params {
   int causal;
 };
 
-constexpr int CONSUMERS = 2;  // warpgroups
-constexpr int ROWS = CONSUMERS * TILE_TOKENS;
-
-template <int HEAD_DIM>
-constexpr int STAGES = HEAD_DIM == 128 ? 4 : 6;
-
-template <int HEAD_DIM>
-using Ring = TileRing<QueryTile<HEAD_DIM>::COPIED, QueryTile<HEAD_DIM>::COPIED, STAGES<HEAD_DIM>>;
-
-// What is known of two queries' share of a fact: x = facts[0], y = facts[1] of query `in_tile`.
-__device__ __forceinline__ float2 read_facts(u32 facts, int in_tile, int first) {
-  u32 words[2];
-  load_shared_words(words, facts + in_tile * sizeof(QueryFacts) + first * 4);
-  return make_float2(as_float(words[0]), as_float(words[1]));
+// One fact of four neighbouring queries from `in_tile` on.
+__device__ __forceinline__ void read_facts(float (&values)[4], u32 facts, QueryFact fact,
+                                           int in_tile) {
+  load_shared_floats(values, facts + (fact * TILE_TOKENS + in_tile) * 4);
 }
 
 // P of a lane's keys and queries, times the scales of dO. CAUSAL: some key may be hidden.
 template <bool CAUSAL>
-__device__ __forceinline__ void find_p(RowTokens& p, const Scores& s, u32 facts, float k_scale,
+__device__ __forceinline__ void find_p(RowTokens& p, const Product& s, u32 facts, float k_scale,
                                        int first_query, int first_key) {
 #pragma unroll
   for (int pair = 0; pair < PAIRS; ++pair) {
+    const int in_tile = 16 * pair + 4 * lane_of_quad();
+    float q_scale[4], shift[4];
+    read_facts(q_scale, facts, Q_SCALE, in_tile);
+    read_facts(shift, facts, SHIFT, in_tile);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int in_tile = 16 * pair + 4 * lane_of_quad() + i;
-      const float2 fact = read_facts(facts, in_tile, 0);
-      const float factor = fact.x * k_scale;
+      const float factor = q_scale[i] * k_scale;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float score = static_cast<float>(static_cast<s32>(s[place_of(r, pair, i)]));
-        const float x = exp2_approx(fmaf(score, factor, fact.y));
-        const bool hidden = CAUSAL && first_key + token_of_row(r) > first_query + in_tile;
+        const float x = exp2_approx(fmaf(score, factor, shift[i]));
+        const bool hidden = CAUSAL && first_key + token_of_row(r) > first_query + in_tile + i;
         p[r][4 * pair + i] = hidden ? 0.0f : x;
       }
     }
@@ -53,34 +45,36 @@ __device__ __forceinline__ void find_p(RowTokens& p, const Scores& s, u32 facts,
 
 // From there to dS times the scales of Q, in place. Where a key is hidden, dP may be anything.
 template <bool CAUSAL>
-__device__ __forceinline__ void find_ds(RowTokens& p, const Slopes& d_p, u32 facts,
+__device__ __forceinline__ void find_ds(RowTokens& p, const Product& d_p, u32 facts,
                                         int first_query, int first_key) {
 #pragma unroll
   for (int pair = 0; pair < PAIRS; ++pair) {
+    const int in_tile = 16 * pair + 4 * lane_of_quad();
+    float slope[4], offset[4];
+    read_facts(slope, facts, SLOPE, in_tile);
+    read_facts(offset, facts, OFFSET, in_tile);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int in_tile = 16 * pair + 4 * lane_of_quad() + i;
-      const float2 fact = read_facts(facts, in_tile, 2);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         float& x = p[r][4 * pair + i];
-        const bool hidden = CAUSAL && first_key + token_of_row(r) > first_query + in_tile;
-        x = hidden ? 0.0f : x * fmaf(d_p[place_of(r, pair, i)], fact.x, fact.y);
+        const bool hidden = CAUSAL && first_key + token_of_row(r) > first_query + in_tile + i;
+        x = hidden ? 0.0f : x * fmaf(as_float(d_p[place_of(r, pair, i)]), slope[i], offset[i]);
       }
     }
   }
 }
 
-template <int HEAD_DIM, Dtype DTYPE>
+template <int HEAD_DIM, Dtype DTYPE, int CONSUMERS, int STAGES, bool SHARED>
 __global__ void __launch_bounds__((1 + CONSUMERS) * GROUP, 1)
 sm90_sagebwd_key_gradients(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) u8 shared[];
   using Tile = QueryTile<HEAD_DIM>;
-  // With 128 channels the sums of dK and dV alone take half of the registers.
-  using Rows = GroupRows<HEAD_DIM, DTYPE, (HEAD_DIM > 64)>;
-  constexpr int PARTS = HEAD_DIM / 64, PRODUCTS = 2 * PARTS, OWN = CONSUMERS * Rows::SHARED_BYTES;
+  using Rows = GroupRows<HEAD_DIM, DTYPE, SHARED>;
+  constexpr int ROWS = CONSUMERS * TILE_TOKENS, OWN = CONSUMERS * Rows::SHARED_BYTES;
+  constexpr int PARTS = HEAD_DIM / 64, PRODUCTS = 2 * PARTS;
   const u32 start = shared_address_of(shared);
-  const Ring<HEAD_DIM> ring{start + OWN};
+  const TileRing<Tile::COPIED, STAGES> ring{start + OWN};
   const Barrier own_tiles{start + OWN + ring.SIZE};
 
   const int row_blocks = (p.kv_len + ROWS - 1) / ROWS;
@@ -91,9 +85,12 @@ sm90_sagebwd_key_gradients(const __grid_constant__ Params p) {
   // Queries before the first key of the block see none of it in a causal call.
   const int first_tile = p.causal ? row_block * CONSUMERS : 0;
   const int per_head = tiles - first_tile, turns = group * per_head;
-  const u8* key_tiles =
-      p.key_tiles + ((static_cast<s64>(batch) * p.kv_heads + kv_head) * p.blocks +
-                     row_block * CONSUMERS) * KeyTile<HEAD_DIM>::BYTES;
+  const s64 kv_row = static_cast<s64>(batch) * p.kv_heads + kv_head;
+  // A consumer past the last key works on the last tile, and stores nothing.
+  auto key_tile = [&](int index) {
+    return p.key_tiles + (kv_row * p.blocks + min(row_block * CONSUMERS + index, p.blocks - 1)) *
+                             KeyTile<HEAD_DIM>::BYTES;
+  };
 
   if (threadIdx.x == 0) {
     ring.start(CONSUMERS * GROUP / 32);
@@ -104,11 +101,10 @@ sm90_sagebwd_key_gradients(const __grid_constant__ Params p) {
   if (threadIdx.x < GROUP) {
     give_registers<PRODUCER_REGISTERS>();
     if (threadIdx.x == 0) {
-      if constexpr (OWN > 0) {
+      if constexpr (SHARED) {
         own_tiles.expect(OWN);
         for (int i = 0; i < CONSUMERS; ++i) {
-          own_tiles.copy(start + i * Rows::SHARED_BYTES, key_tiles + i * KeyTile<HEAD_DIM>::BYTES,
-                         Rows::SHARED_BYTES);
+          own_tiles.copy(start + i * Rows::SHARED_BYTES, key_tile(i), Rows::SHARED_BYTES);
         }
       }
       const u8* query_tiles = p.query_tiles + (static_cast<s64>(batch) * p.q_heads +
@@ -121,12 +117,12 @@ sm90_sagebwd_key_gradients(const __grid_constant__ Params p) {
     return;
   }
 
-  take_registers<CONSUMER_REGISTERS>();
+  take_registers<CONSUMER_REGISTERS<CONSUMERS>>();
   const int first_key = row_block * ROWS + consumer() * TILE_TOKENS;
-  const u8* own = key_tiles + consumer() * KeyTile<HEAD_DIM>::BYTES;
+  const u8* own = key_tile(consumer());
   Rows rows;
   rows.shared = start + consumer() * Rows::SHARED_BYTES;
-  if constexpr (OWN > 0) {
+  if constexpr (SHARED) {
     own_tiles.wait(0);
   } else {
     rows.load(own);
@@ -136,12 +132,11 @@ sm90_sagebwd_key_gradients(const __grid_constant__ Params p) {
       own + KeyTile<HEAD_DIM>::SCALES)[token_of_row(0) / 4 % 4];
   float d_k[HEAD_DIM / 8][4] = {}, d_v[HEAD_DIM / 8][4] = {};
 
-  Turn<STAGES<HEAD_DIM>> turn;
-  Product products[2];  // the first one takes the scores, too
-  Slopes d_p;
+  Turn<STAGES> turn;
+  Product products[2];  // the scores and dP, then of tokens
   ring.full(0).wait(0);
   rows.multiply_codes(products[0], ring.tile(0));
-  rows.multiply_values(d_p, ring.tile(0));
+  rows.multiply_values(products[1], ring.tile(0));
   wgmma_wait<1>();
   pin(products[0]);
   int first_query = first_tile * TILE_TOKENS;
@@ -159,11 +154,11 @@ sm90_sagebwd_key_gradients(const __grid_constant__ Params p) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) p_weight[r] = quantise_row(p_bytes[r], x[r], PROBABILITY_MAX);
     wgmma_wait<0>();
-    pin(d_p);
+    pin(products[1]);
     if (hides) {
-      find_ds<true>(x, d_p, tile + Tile::FACTS, first_query, first_key);
+      find_ds<true>(x, products[1], tile + Tile::FACTS, first_query, first_key);
     } else {
-      find_ds<false>(x, d_p, tile + Tile::FACTS, first_query, first_key);
+      find_ds<false>(x, products[1], tile + Tile::FACTS, first_query, first_key);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) ds_weight[r] = quantise_row(ds_bytes[r], x[r], INT8_MAX);
@@ -178,7 +173,7 @@ sm90_sagebwd_key_gradients(const __grid_constant__ Params p) {
       }
     };
     // After the last tile its scores are computed once more, instead of asking; nobody reads them.
-    Turn<STAGES<HEAD_DIM>> next = turn;
+    Turn<STAGES> next = turn;
     if (i + 1 < turns) next.advance();
     if ((first_query += TILE_TOKENS) >= tiles * TILE_TOKENS) first_query = first_tile * TILE_TOKENS;
     multiply(0);
@@ -199,7 +194,7 @@ sm90_sagebwd_key_gradients(const __grid_constant__ Params p) {
         rows.multiply_codes(products[0], ring.tile(next.stage));
       } else {
         if (threadIdx.x % 32 == 0) ring.empty(turn.stage).arrive();
-        rows.multiply_values(d_p, ring.tile(next.stage));
+        rows.multiply_values(products[1], ring.tile(next.stage));
       }
     }
     wgmma_wait<1>();
@@ -207,7 +202,7 @@ sm90_sagebwd_key_gradients(const __grid_constant__ Params p) {
     turn = next;
   }
   wgmma_wait<0>();
-  pin(d_p);
+  pin(products[1]);
 
   rotate_back<HEAD_DIM>(d_k);
   const int keys[2] = {first_key + token_of_row(0), first_key + token_of_row(1)};

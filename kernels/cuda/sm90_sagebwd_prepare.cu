@@ -87,15 +87,17 @@ __device__ void prepare_queries(const Params& p, int index) {
     }
   }
   if (t == 0) {
-    QueryFacts facts{0.0f, as_float(NEGATIVE_INFINITY_BITS), 0.0f, 0.0f};
+    float q_scale = 0.0f, shift = as_float(NEGATIVE_INFINITY_BITS), slope = 0.0f;
     QueryRow query{0.0f, -as_float(NEGATIVE_INFINITY_BITS), 0.0f, 0.0f};
     if (seen) {
-      const float q_scale = p.q_scales[place], scale = amax * (1.0f / INT8_MAX);
-      const float slope = q_scale / scale;
+      const float scale = amax * (1.0f / INT8_MAX);
+      q_scale = p.q_scales[place];
       query = {q_scale, lse * LOG2_E, delta, 0.0f};
-      facts = {q_scale, log2_approx(scale) - query.lse, slope, -delta * slope};
+      shift = log2_approx(scale) - query.lse, slope = q_scale / scale;
     }
-    reinterpret_cast<QueryFacts*>(target + Tile::FACTS)[in_tile] = facts;
+    float* facts = reinterpret_cast<float*>(target + Tile::FACTS) + in_tile;
+    facts[Q_SCALE * TILE_TOKENS] = q_scale, facts[SHIFT * TILE_TOKENS] = shift;
+    facts[SLOPE * TILE_TOKENS] = slope, facts[OFFSET * TILE_TOKENS] = -delta * slope;
     reinterpret_cast<QueryRow*>(target + Tile::ROWS)[in_tile] = query;
   }
   __syncthreads();

@@ -1,5 +1,6 @@
-// Second launch of SageBwd's backward pass on wgmma: dQ. A block of threads takes 128 queries of one
-// head and goes through the keys, 64 at a time; nothing is added up in an order that could vary.
+// Second launch of SageBwd's backward pass on wgmma: dQ. A block of threads takes some queries of one
+// head, 64 for each consumer, and goes through the keys, 64 at a time; nothing is added up in an order
+// that could vary.
 #include "output.cuh"
 #include "sagebwd_group.cuh"
 
@@ -13,15 +14,6 @@ struct Params {
   int causal;
 };
 
-constexpr int CONSUMERS = 2;  // warpgroups
-constexpr int ROWS = CONSUMERS * TILE_TOKENS;
-
-template <int HEAD_DIM>
-constexpr int STAGES = HEAD_DIM == 128 ? 5 : 8;
-
-template <int HEAD_DIM>
-using Ring = TileRing<KeyTile<HEAD_DIM>::BYTES, KeyTile<HEAD_DIM>::COPIED, STAGES<HEAD_DIM>>;
-
 // What the two rows of a lane are.
 struct QueryRows {
   float q_scale[2], lse[2], delta[2];
@@ -30,7 +22,7 @@ struct QueryRows {
 
 // P of a lane's queries and keys. HIDDEN: some key may be.
 template <bool HIDDEN>
-__device__ __forceinline__ void find_p(RowTokens& p, const Scores& s, const QueryRows& rows,
+__device__ __forceinline__ void find_p(RowTokens& p, const Product& s, const QueryRows& rows,
                                        float k_scale, int first_key) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -50,7 +42,7 @@ __device__ __forceinline__ void find_p(RowTokens& p, const Scores& s, const Quer
 
 // From P to dS, in place. Where a key is hidden, dP may be anything.
 template <bool HIDDEN>
-__device__ __forceinline__ void find_ds(RowTokens& p, const Slopes& d_p, const QueryRows& rows,
+__device__ __forceinline__ void find_ds(RowTokens& p, const Product& d_p, const QueryRows& rows,
                                         int first_key) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -60,21 +52,24 @@ __device__ __forceinline__ void find_ds(RowTokens& p, const Slopes& d_p, const Q
       for (int i = 0; i < 4; ++i) {
         const int key = first_key + 16 * pair + 4 * lane_of_quad() + i;
         float& x = p[r][4 * pair + i];
-        const float slope = x * (d_p[place_of(r, pair, i)] - rows.delta[r]);
+        const float slope = x * (as_float(d_p[place_of(r, pair, i)]) - rows.delta[r]);
         x = HIDDEN && key > rows.last_key[r] ? 0.0f : slope;
       }
     }
   }
 }
 
-template <int HEAD_DIM, Dtype DTYPE>
+template <int HEAD_DIM, Dtype DTYPE, int CONSUMERS, int STAGES, bool SHARED>
 __global__ void __launch_bounds__((1 + CONSUMERS) * GROUP, 1)
 sm90_sagebwd_query_gradient(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) u8 shared[];
   using Tile = KeyTile<HEAD_DIM>;
-  using Rows = GroupRows<HEAD_DIM, DTYPE, false>;
+  using Rows = GroupRows<HEAD_DIM, DTYPE, SHARED>;
+  constexpr int ROWS = CONSUMERS * TILE_TOKENS, OWN = CONSUMERS * Rows::SHARED_BYTES;
   constexpr int PARTS = HEAD_DIM / 64;
-  const Ring<HEAD_DIM> ring{shared_address_of(shared)};
+  const u32 start = shared_address_of(shared);
+  const TileRing<Tile::COPIED, STAGES> ring{start + OWN};
+  const Barrier own_tiles{start + OWN + ring.SIZE};
 
   const int row_blocks = (p.q_len + ROWS - 1) / ROWS;
   int row_block = blockIdx.x % row_blocks;
@@ -84,15 +79,30 @@ sm90_sagebwd_query_gradient(const __grid_constant__ Params p) {
   const int kv_head = head / (p.q_heads / p.kv_heads);
   const int keys = p.causal ? min(p.kv_len, (row_block + 1) * ROWS) : p.kv_len;
   const int turns = (keys + TILE_TOKENS - 1) / TILE_TOKENS;
+  const int query_tiles = (p.q_len + TILE_TOKENS - 1) / TILE_TOKENS;
+  const s64 q_row = static_cast<s64>(batch) * p.q_heads + head;
+  // A consumer past the last query works on the last tile, and stores nothing.
+  auto query_tile = [&](int index) {
+    return p.query_tiles + (q_row * query_tiles + min(row_block * CONSUMERS + index,
+                                                      query_tiles - 1)) *
+                               QueryTile<HEAD_DIM>::BYTES;
+  };
 
   if (threadIdx.x == 0) {
     ring.start(CONSUMERS * GROUP / 32);
+    own_tiles.init(1);
     publish_barriers();
   }
   __syncthreads();
   if (threadIdx.x < GROUP) {
     give_registers<PRODUCER_REGISTERS>();
     if (threadIdx.x == 0) {
+      if constexpr (SHARED) {
+        own_tiles.expect(OWN);
+        for (int i = 0; i < CONSUMERS; ++i) {
+          own_tiles.copy(start + i * Rows::SHARED_BYTES, query_tile(i), Rows::SHARED_BYTES);
+        }
+      }
       const u8* tiles =
           p.key_tiles + (static_cast<s64>(batch) * p.kv_heads + kv_head) * p.blocks * Tile::BYTES;
       ring.fill(turns, [&](int turn) { return tiles + static_cast<s64>(turn) * Tile::BYTES; });
@@ -100,15 +110,16 @@ sm90_sagebwd_query_gradient(const __grid_constant__ Params p) {
     return;
   }
 
-  take_registers<CONSUMER_REGISTERS>();
-  const int query_tiles = (p.q_len + TILE_TOKENS - 1) / TILE_TOKENS;
-  const int own_tile = row_block * CONSUMERS + consumer();
-  const int first_row = own_tile * TILE_TOKENS;
-  // A consumer past the last query works on the last tile, and stores nothing.
-  const u8* own = p.query_tiles + ((static_cast<s64>(batch) * p.q_heads + head) * query_tiles +
-                                   min(own_tile, query_tiles - 1)) * QueryTile<HEAD_DIM>::BYTES;
+  take_registers<CONSUMER_REGISTERS<CONSUMERS>>();
+  const int first_row = row_block * ROWS + consumer() * TILE_TOKENS;
+  const u8* own = query_tile(consumer());
   Rows rows;
-  rows.load(own);
+  rows.shared = start + consumer() * Rows::SHARED_BYTES;
+  if constexpr (SHARED) {
+    own_tiles.wait(0);
+  } else {
+    rows.load(own);
+  }
   QueryRows queries;
   const int tokens[2] = {first_row + token_of_row(0), first_row + token_of_row(1)};
 #pragma unroll
@@ -121,10 +132,8 @@ sm90_sagebwd_query_gradient(const __grid_constant__ Params p) {
   const int whole = p.causal ? min(p.kv_len, first_row + 1) : p.kv_len;
   float d_q[HEAD_DIM / 8][4] = {};
 
-  Turn<STAGES<HEAD_DIM>> turn;
-  Scores s;
-  Slopes d_p;
-  Product product, other;
+  Turn<STAGES> turn;
+  Product s, d_p;  // and dS K
   ring.full(0).wait(0);
   rows.multiply_codes(s, ring.tile(0));
   rows.multiply_values(d_p, ring.tile(0));
@@ -154,25 +163,20 @@ sm90_sagebwd_query_gradient(const __grid_constant__ Params p) {
     for (int r = 0; r < 2; ++r) weight[r] = quantise_row(bytes[r], x[r], INT8_MAX, k_scale);
 
     // After the last tile its scores are computed once more, instead of asking; nobody reads them.
-    Turn<STAGES<HEAD_DIM>> next = turn;
+    Turn<STAGES> next = turn;
     if (i + 1 < turns) next.advance();
-    multiply_tokens<true, HEAD_DIM>(product, bytes, tile + Tile::TRANSPOSED, 0);
+    if constexpr (PARTS == 2) multiply_tokens<true, HEAD_DIM>(s, bytes, tile + Tile::TRANSPOSED, 0);
+    multiply_tokens<true, HEAD_DIM>(d_p, bytes, tile + Tile::TRANSPOSED, PARTS - 1);
     if constexpr (PARTS == 2) {
-      multiply_tokens<true, HEAD_DIM>(other, bytes, tile + Tile::TRANSPOSED, 1);
       wgmma_wait<1>();
-      pin(product);
-      add<HEAD_DIM>(d_q, product, weight, 0);
+      pin(s);
+      add<HEAD_DIM>(d_q, s, weight, 0);
     }
     ring.full(next.stage).wait(next.parity);
     rows.multiply_codes(s, ring.tile(next.stage));
     wgmma_wait<1>();
-    if constexpr (PARTS == 2) {
-      pin(other);
-      add<HEAD_DIM>(d_q, other, weight, 1);
-    } else {
-      pin(product);
-      add<HEAD_DIM>(d_q, product, weight, 0);
-    }
+    pin(d_p);
+    add<HEAD_DIM>(d_q, d_p, weight, PARTS - 1);
     if (threadIdx.x % 32 == 0) ring.empty(turn.stage).arrive();
     rows.multiply_values(d_p, ring.tile(next.stage));
     wgmma_wait<1>();

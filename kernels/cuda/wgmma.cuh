@@ -109,37 +109,37 @@ __device__ __forceinline__ void wgmma_u8(u32 (&d)[32], const u32 (&a)[4], WgmmaO
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<int>(adds)));
 }
 
-// D [64, 64] = A [64, 16] B, or D += A B, in FP16 or BF16 and FP32; B: a panel.
+// D [64, 64] = A [64, 16] B, or D += A B, in FP16 or BF16 and, as bits, FP32; B: a panel.
 #define WGMMA_HALVES(type, a, adds_at, b_at, transposed)                                \
   "{.reg .pred adds; setp.ne.b32 adds, " adds_at ", 0;\n"                               \
   "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " LIST_32 ", " a ", "   \
   b_at ", adds, 1, 1, " transposed ";}"
 
 template <Dtype DTYPE>
-__device__ __forceinline__ void wgmma_16bit(float (&d)[32], const u32 (&a)[4], WgmmaOperand b,
+__device__ __forceinline__ void wgmma_16bit(u32 (&d)[32], const u32 (&a)[4], WgmmaOperand b,
                                             bool adds) {
   if constexpr (DTYPE == F16) {
     asm volatile(WGMMA_HALVES("f16", "{%32,%33,%34,%35}", "%37", "%36", "0")
-                 : THIRTY_TWO("+f", d, 0)
+                 : THIRTY_TWO("+r", d, 0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<int>(adds)));
   } else {
     asm volatile(WGMMA_HALVES("bf16", "{%32,%33,%34,%35}", "%37", "%36", "0")
-                 : THIRTY_TWO("+f", d, 0)
+                 : THIRTY_TWO("+r", d, 0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<int>(adds)));
   }
 }
 
 // A: a panel.
 template <Dtype DTYPE>
-__device__ __forceinline__ void wgmma_16bit(float (&d)[32], WgmmaOperand a, WgmmaOperand b,
+__device__ __forceinline__ void wgmma_16bit(u32 (&d)[32], WgmmaOperand a, WgmmaOperand b,
                                             bool adds) {
   if constexpr (DTYPE == F16) {
     asm volatile(WGMMA_HALVES("f16", "%32", "%34", "%33", "0, 0")
-                 : THIRTY_TWO("+f", d, 0)
+                 : THIRTY_TWO("+r", d, 0)
                  : "l"(a.bits), "l"(b.bits), "r"(static_cast<int>(adds)));
   } else {
     asm volatile(WGMMA_HALVES("bf16", "%32", "%34", "%33", "0, 0")
-                 : THIRTY_TWO("+f", d, 0)
+                 : THIRTY_TWO("+r", d, 0)
                  : "l"(a.bits), "l"(b.bits), "r"(static_cast<int>(adds)));
   }
 }

@@ -11,6 +11,8 @@ exchange no gradient is summed up by atomics, and the same call gives the same b
 docs/kernel-notes-sagebwd.md says what that costs.
 """
 
+from typing import NamedTuple
+
 import torch
 
 from ..backend import (
@@ -33,27 +35,51 @@ TILE_TOKENS = 64
 HEAD_DIMS = (64, 128)
 TRAINED_DTYPES = (torch.float16, torch.bfloat16)
 
-_ROWS = 128  # of a block of threads
-_THREADS = 384
 _PREPARING_THREADS = 256
-_QUERY_STAGES = {64: 8, 128: 5}  # tiles of keys in shared memory while dQ is computed
-_KEY_STAGES = {64: 6, 128: 4}  # tiles of queries while dK and dV are
+
+
+class Tile(NamedTuple):
+    """What a block of threads works on, besides 64 tokens of the other side at a time."""
+
+    consumers: int  # warpgroups of 64 rows; one more brings the tiles
+    stages: int  # tiles in shared memory
+    shared: bool  # rows stay there, too
+
+    @property
+    def rows(self) -> int:
+        return self.consumers * TILE_TOKENS
+
+    @property
+    def threads(self) -> int:
+        return 128 * (1 + self.consumers)
+
+    def shared_bytes(self, head_dim: int, tile_bytes: int) -> int:
+        """Tiles with two barriers each; codes and 16-bit values of the rows; their barrier."""
+        tile_bytes = parts(tile_bytes, 1024) * 1024
+        own = self.rows * 3 * head_dim if self.shared else 0
+        return self.stages * (tile_bytes + 16) + own + 8
+
+
+_QUERY_TILES = {64: Tile(3, 6, shared=True), 128: Tile(3, 4, shared=True)}
+_KEY_TILES = {64: Tile(3, 6, shared=True), 128: Tile(2, 4, shared=True)}
 # Training builds its kernels when it first needs them: few installations ever train.
 _AHEAD_FROM = 1000
 # Bytes of spilled registers put up with, by head_dim.
-_KEY_SPILLS = {64: 0, 128: 128}
-_SPILL_REASON = "sums of dK and dV and two products under way take 192 of the 240 registers"
+_KEY_SPILLS = {64: 160, 128: 48}
+_SPILL_REASON = (
+    "sums of dK and dV, two products under way and their bytes take all but 16 registers"
+)
 _ON_HOPPER = {"first_sm": 90, "last_sm": 90, "ahead_from": _AHEAD_FROM}
 
 
 def _query_tile_bytes(head_dim: int) -> int:
-    """Bytes of ``QueryTile``: codes twice, dO and its codes, two structs for each query."""
+    """Bytes of ``QueryTile``: codes twice, dO and its codes, four facts and a row of each query."""
     return TILE_TOKENS * (5 * head_dim + 2 * 16)
 
 
 def _key_tile_bytes(head_dim: int) -> int:
-    """Bytes of ``KeyTile``: codes twice, V, scales."""
-    return TILE_TOKENS * 4 * head_dim + 1024
+    """Bytes of ``KeyTile``: codes twice, V, four scales."""
+    return TILE_TOKENS * 4 * head_dim + 16
 
 
 def _prepare(head_dim: int, dtype: torch.dtype) -> Variant:
@@ -67,29 +93,27 @@ def _prepare(head_dim: int, dtype: torch.dtype) -> Variant:
     )
 
 
-def _query_gradient(head_dim: int, dtype: torch.dtype) -> Variant:
+def _query_gradient(head_dim: int, dtype: torch.dtype, tile: Tile) -> Variant:
     return Variant(
         source="sm90_sagebwd_query_gradient.cu",
         kernel="sm90_sagebwd_query_gradient",
-        template=(head_dim, DTYPES[dtype]),
+        template=(head_dim, DTYPES[dtype], *tile),
         params=f"2Q{OUTPUT}f7i",
-        threads=_THREADS,
-        shared_bytes=_QUERY_STAGES[head_dim] * (_key_tile_bytes(head_dim) + 16),
+        threads=tile.threads,
+        shared_bytes=tile.shared_bytes(head_dim, _key_tile_bytes(head_dim)),
         **_ON_HOPPER,
     )
 
 
-def _key_gradients(head_dim: int, dtype: torch.dtype) -> Variant:
+def _key_gradients(head_dim: int, dtype: torch.dtype, tile: Tile) -> Variant:
     return Variant(
         source="sm90_sagebwd_key_gradients.cu",
         kernel="sm90_sagebwd_key_gradients",
-        template=(head_dim, DTYPES[dtype]),
+        template=(head_dim, DTYPES[dtype], *tile),
         params=f"2Q{OUTPUT * 2}7i",
-        threads=_THREADS,
-        # Tiles without what only dQ reads, two barriers each; codes of K and V of the block.
-        shared_bytes=_KEY_STAGES[head_dim] * (TILE_TOKENS * (5 * head_dim + 16) + 16)
-        + (_ROWS * 3 * head_dim if head_dim > 64 else 0)
-        + 8,
+        threads=tile.threads,
+        # Without what only dQ reads.
+        shared_bytes=tile.shared_bytes(head_dim, _query_tile_bytes(head_dim) - TILE_TOKENS * 16),
         spill_bytes=_KEY_SPILLS[head_dim],
         spill_reason=_SPILL_REASON,
         **_ON_HOPPER,
@@ -98,8 +122,8 @@ def _key_gradients(head_dim: int, dtype: torch.dtype) -> Variant:
 
 _KINDS = [(d, t) for d in HEAD_DIMS for t in TRAINED_DTYPES]
 _PREPARE = {kind: _prepare(*kind) for kind in _KINDS}
-_QUERY_GRADIENT = {kind: _query_gradient(*kind) for kind in _KINDS}
-_KEY_GRADIENTS = {kind: _key_gradients(*kind) for kind in _KINDS}
+_QUERY_GRADIENT = {(d, t): _query_gradient(d, t, _QUERY_TILES[d]) for d, t in _KINDS}
+_KEY_GRADIENTS = {(d, t): _key_gradients(d, t, _KEY_TILES[d]) for d, t in _KINDS}
 VARIANTS = (*_PREPARE.values(), *_QUERY_GRADIENT.values(), *_KEY_GRADIENTS.values())
 
 
@@ -190,7 +214,7 @@ def _gradients(
     launch(
         _QUERY_GRADIENT[kind],
         device,
-        batch * q_heads * parts(q_len, _ROWS),
+        batch * q_heads * parts(q_len, _QUERY_TILES[head_dim].rows),
         *both,
         *view(d_q),
         call.scale,
@@ -200,7 +224,7 @@ def _gradients(
     launch(
         _KEY_GRADIENTS[kind],
         device,
-        batch * kv_heads * parts(kv_len, _ROWS),
+        batch * kv_heads * parts(kv_len, _KEY_TILES[head_dim].rows),
         *both,
         *view(d_k),
         *view(d_v),

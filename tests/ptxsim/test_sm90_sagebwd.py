@@ -150,7 +150,7 @@ FAULTS = {
     ),
     "dP is read before its product has ended": (
         "sm90_sagebwd_key_gradients.cu",
-        "    wgmma_wait<0>();\n    pin(d_p);\n    if",
+        "    wgmma_wait<0>();\n    pin(products[1]);\n    if",
         "    if",
     ),
     "tiles are read before they have come": (
