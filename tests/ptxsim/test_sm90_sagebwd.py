@@ -168,7 +168,7 @@ FAULTS = {
         "INT8_MAX, k_scale)",
         "INT8_MAX)",
     ),
-    "dP lacks its offset": ("sm90_sagebwd_prepare.cu", "-delta * slope}", "0.0f}"),
+    "dP lacks its offset": ("sm90_sagebwd_prepare.cu", "= -delta * slope", "= 0.0f"),
 }
 
 
