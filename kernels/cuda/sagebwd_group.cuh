@@ -10,6 +10,10 @@
 #include "wgmma.cuh"
 
 constexpr int GROUP = 128;  // threads of a warpgroup
+// Bytes of a tile that a consumer keeps of its rows: codes and values.
+template <int HEAD_DIM>
+constexpr int OWN_BYTES = TileParts<HEAD_DIM>::TRANSPOSED;
+
 constexpr int PRODUCER_REGISTERS = 24;
 template <int CONSUMERS>
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 240 : 160;
@@ -42,76 +46,36 @@ __device__ __forceinline__ constexpr int place_of(int r, int pair, int i) {
   return (2 * pair + i / 2) * 4 + 2 * r + i % 2;
 }
 
-// The rows' side of S and dP. SHARED: it stays in shared memory, where registers are short.
-template <int HEAD_DIM, Dtype DTYPE, bool SHARED>
-struct GroupRows {
-  using Parts = TileParts<HEAD_DIM>;
-  static constexpr int CODE_STEPS = HEAD_DIM / 32, VALUE_STEPS = HEAD_DIM / 16;
-  static constexpr int SHARED_BYTES = SHARED ? Parts::TRANSPOSED : 0;  // codes and values
-
-  u32 codes[SHARED ? 1 : CODE_STEPS][4], values[SHARED ? 1 : VALUE_STEPS][4];
-  u32 shared;
-
-  // `tile`: in memory.
-  __device__ __forceinline__ void load(const u8* tile) {
+// S and dP: begin the products of the rows' tile and another one, at shared addresses `own` and
+// `other`.
+template <int HEAD_DIM>
+__device__ __forceinline__ void multiply_codes(Product& s, u32 own, u32 other) {
+  const WgmmaOperand a = WgmmaOperand::panel(own + TileParts<HEAD_DIM>::CODES);
+  const WgmmaOperand b = WgmmaOperand::panel(other + TileParts<HEAD_DIM>::CODES);
+  wgmma_begin();
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const u8* words = tile + panel_offset(tile_row(i % 2), i / 2 * 16 + 4 * lane_of_quad());
-#pragma unroll
-      for (int step = 0; step < CODE_STEPS; ++step) {
-        codes[step][i] = *reinterpret_cast<const u32*>(words + Parts::CODES + step * CODE_PANEL);
-      }
-#pragma unroll
-      for (int step = 0; step < VALUE_STEPS; ++step) {
-        values[step][i] = *reinterpret_cast<const u32*>(words + Parts::VALUES + step * CODE_PANEL);
-      }
-    }
+  for (int step = 0; step < HEAD_DIM / 32; ++step) {
+    wgmma_s8(s, a + step * CODE_PANEL, b + step * CODE_PANEL, step > 0);
   }
+  wgmma_commit();
+}
 
-  // Begins Q K^T, or K Q^T, with a tile in shared memory.
-  __device__ __forceinline__ void multiply_codes(Product& s, u32 tile) const {
-    const WgmmaOperand other = WgmmaOperand::panel(tile + Parts::CODES);
-    wgmma_begin();
+template <int HEAD_DIM, Dtype DTYPE>
+__device__ __forceinline__ void multiply_values(Product& d_p, u32 own, u32 other) {
+  const WgmmaOperand a = WgmmaOperand::wide_panel(own + TileParts<HEAD_DIM>::VALUES);
+  const WgmmaOperand b = WgmmaOperand::wide_panel(other + TileParts<HEAD_DIM>::VALUES);
+  wgmma_begin();
 #pragma unroll
-    for (int step = 0; step < CODE_STEPS; ++step) {
-      if constexpr (SHARED) {
-        const WgmmaOperand own = WgmmaOperand::panel(own_tile() + Parts::CODES);
-        wgmma_s8(s, own + step * CODE_PANEL, other + step * CODE_PANEL, step > 0);
-      } else {
-        wgmma_s8(s, codes[step], other + step * CODE_PANEL, step > 0);
-      }
-    }
-    wgmma_commit();
+  for (int step = 0; step < HEAD_DIM / 16; ++step) {
+    const int offset = step / 4 * VALUE_PANEL + step % 4 * 32;
+    wgmma_16bit<DTYPE>(d_p, a + offset, b + offset, step > 0);
   }
-
-  // Begins dO V^T, or V dO^T.
-  __device__ __forceinline__ void multiply_values(Product& d_p, u32 tile) const {
-    const WgmmaOperand other = WgmmaOperand::panel(tile + Parts::VALUES);
-    wgmma_begin();
-#pragma unroll
-    for (int step = 0; step < VALUE_STEPS; ++step) {
-      if constexpr (SHARED) {
-        const WgmmaOperand own = WgmmaOperand::panel(own_tile() + Parts::VALUES);
-        wgmma_16bit<DTYPE>(d_p, own + step * CODE_PANEL, other + step * CODE_PANEL, step > 0);
-      } else {
-        wgmma_16bit<DTYPE>(d_p, values[step], other + step * CODE_PANEL, step > 0);
-      }
-    }
-    wgmma_commit();
-  }
-
- private:
-  // To the compiler, another one each time: it would keep all descriptors, in 24 registers.
-  __device__ __forceinline__ u32 own_tile() const {
-    u32 address = shared;
-    asm volatile("" : "+r"(address));
-    return address;
-  }
-};
+  wgmma_commit();
+}
 
 // Begins the product of rows' bytes and a tile's transposed codes, at shared address `transposed`,
 // for 64 channels from 64 * part on.
-template <bool SIGNED, int HEAD_DIM>
+template <int HEAD_DIM>
 __device__ __forceinline__ void multiply_tokens(Product& product, const RowBytes& rows,
                                                 u32 transposed, int part) {
   wgmma_begin();
@@ -121,11 +85,7 @@ __device__ __forceinline__ void multiply_tokens(Product& product, const RowBytes
                       rows[1][2 * step + 1]};
     const WgmmaOperand b =
         WgmmaOperand::panel(transposed + step * (HEAD_DIM * 32) + part * (64 * 32));
-    if constexpr (SIGNED) {
-      wgmma_s8(product, a, b, step > 0);
-    } else {
-      wgmma_u8(product, a, b, step > 0);
-    }
+    wgmma_s8(product, a, b, step > 0);
   }
   wgmma_commit();
 }

@@ -2,7 +2,7 @@
 // piece, in memory as in shared memory, so that one instruction copies it.
 //
 // CODES      of Q or K, [HEAD_DIM / 32 panels][64 rows][32 channels], for Q K^T
-// VALUES     dO or V in 16 bits, [HEAD_DIM / 16 panels][64 rows][16 channels], for dO V^T
+// VALUES     dO or V in 16 bits, [HEAD_DIM / 64 panels][64 rows][64 channels], for dO V^T and P^T dO
 // TRANSPOSED  codes of Q or K, [2 panels][HEAD_DIM rows][32 tokens], for products over tokens
 //
 // Rows of codes and values are in the order of row_of_key (int8_layout.cuh), whether they hold keys
@@ -13,7 +13,12 @@
 #include "pipeline.cuh"
 
 constexpr int TILE_TOKENS = 64;
-constexpr int CODE_PANEL = TILE_TOKENS * 32;  // bytes, of codes and of values
+constexpr int CODE_PANEL = TILE_TOKENS * 32, VALUE_PANEL = TILE_TOKENS * 128;  // bytes
+
+// Byte of a row's unit of 16 bytes in a panel of values: units change places by the row's last bits.
+__device__ __forceinline__ int value_offset(int row, int unit) {
+  return row * 128 + (unit ^ row % 8) * 16;
+}
 
 template <int HEAD_DIM>
 struct TileParts {
@@ -23,11 +28,17 @@ struct TileParts {
 };
 
 // What dK and dV have to know of queries: a row of a tile's facts each. With
-// x = 2^(key scale * Q_SCALE * score + SHIFT), which is P times the scale of the codes of dO,
+// x = 2^(key scale * Q_SCALE * score + SHIFT), which is P in units of P_UNIT,
 // x * (dP * SLOPE + OFFSET) is dS times the scale of Q.
 enum QueryFact { Q_SCALE, SHIFT, SLOPE, OFFSET };
 
-// What dQ has to know of it; of no use where there is no query.
+// P is kept in 16 bits: of FP16 they would not reach down to the P of long sequences.
+template <Dtype DTYPE>
+constexpr float P_UNIT = DTYPE == F16 ? 1.0f / 16384 : 1.0f;
+template <Dtype DTYPE>
+constexpr float LOG2_P_UNIT = DTYPE == F16 ? -14.0f : 0.0f;
+
+// What dQ has to know of a query; of no use where there is no query.
 struct __align__(16) QueryRow {
   float q_scale;  // of its codes, times the softmax scale and log2(e)
   float lse;      // log-sum-exp of its scores, times log2(e); infinite if it saw no key
@@ -35,12 +46,10 @@ struct __align__(16) QueryRow {
   float unused;
 };
 
-// A tile of queries: parts, then codes of dO transposed, then facts, [4][64 queries]. Its rows are not
-// copied.
+// A tile of queries: parts, then facts, [4][64 queries]. Its rows are not copied.
 template <int HEAD_DIM>
 struct QueryTile : TileParts<HEAD_DIM> {
-  static constexpr int D_OUT = TileParts<HEAD_DIM>::END;
-  static constexpr int FACTS = D_OUT + TILE_TOKENS * HEAD_DIM;
+  static constexpr int FACTS = TileParts<HEAD_DIM>::END;
   static constexpr int COPIED = FACTS + TILE_TOKENS * 16;
   static constexpr int ROWS = COPIED;
   static constexpr int BYTES = ROWS + TILE_TOKENS * 16;

@@ -1,6 +1,10 @@
 // Third launch of SageBwd's backward pass on wgmma: dK and dV. A block of threads takes some keys of
 // one key head, 64 for each consumer, and goes through the queries that share it, 64 at a time, head
 // after head: nothing is added up in an order that could vary.
+//
+// P^T dO is in 16 bits, other than in the kernel of all GPUs. In 8 bits it would take half as long,
+// but finding scales, rounding and bringing integers into FP32 costs 300 instructions for each warp
+// and tile of 128 channels, when instructions are what binds (docs/kernel-notes-sagebwd.md).
 #include "output.cuh"
 #include "sagebwd_group.cuh"
 
@@ -65,14 +69,13 @@ __device__ __forceinline__ void find_ds(RowTokens& p, const Product& d_p, u32 fa
   }
 }
 
-template <int HEAD_DIM, Dtype DTYPE, int CONSUMERS, int STAGES, bool SHARED>
+template <int HEAD_DIM, Dtype DTYPE, int CONSUMERS, int STAGES>
 __global__ void __launch_bounds__((1 + CONSUMERS) * GROUP, 1)
 sm90_sagebwd_key_gradients(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) u8 shared[];
   using Tile = QueryTile<HEAD_DIM>;
-  using Rows = GroupRows<HEAD_DIM, DTYPE, SHARED>;
-  constexpr int ROWS = CONSUMERS * TILE_TOKENS, OWN = CONSUMERS * Rows::SHARED_BYTES;
-  constexpr int PARTS = HEAD_DIM / 64, PRODUCTS = 2 * PARTS;
+  constexpr int ROWS = CONSUMERS * TILE_TOKENS, OWN = CONSUMERS * OWN_BYTES<HEAD_DIM>;
+  constexpr int PARTS = HEAD_DIM / 64;
   const u32 start = shared_address_of(shared);
   const TileRing<Tile::COPIED, STAGES> ring{start + OWN};
   const Barrier own_tiles{start + OWN + ring.SIZE};
@@ -101,11 +104,9 @@ sm90_sagebwd_key_gradients(const __grid_constant__ Params p) {
   if (threadIdx.x < GROUP) {
     give_registers<PRODUCER_REGISTERS>();
     if (threadIdx.x == 0) {
-      if constexpr (SHARED) {
-        own_tiles.expect(OWN);
-        for (int i = 0; i < CONSUMERS; ++i) {
-          own_tiles.copy(start + i * Rows::SHARED_BYTES, key_tile(i), Rows::SHARED_BYTES);
-        }
+      own_tiles.expect(OWN);
+      for (int i = 0; i < CONSUMERS; ++i) {
+        own_tiles.copy(start + i * OWN_BYTES<HEAD_DIM>, key_tile(i), OWN_BYTES<HEAD_DIM>);
       }
       const u8* query_tiles = p.query_tiles + (static_cast<s64>(batch) * p.q_heads +
                                                kv_head * group) * tiles * Tile::BYTES;
@@ -119,95 +120,92 @@ sm90_sagebwd_key_gradients(const __grid_constant__ Params p) {
 
   take_registers<CONSUMER_REGISTERS<CONSUMERS>>();
   const int first_key = row_block * ROWS + consumer() * TILE_TOKENS;
-  const u8* own = key_tile(consumer());
-  Rows rows;
-  rows.shared = start + consumer() * Rows::SHARED_BYTES;
-  if constexpr (SHARED) {
-    own_tiles.wait(0);
-  } else {
-    rows.load(own);
-  }
+  const u32 own = start + consumer() * OWN_BYTES<HEAD_DIM>;
+  own_tiles.wait(0);
   // Both of a lane's keys share a scale.
   const float k_scale = reinterpret_cast<const float*>(
-      own + KeyTile<HEAD_DIM>::SCALES)[token_of_row(0) / 4 % 4];
-  float d_k[HEAD_DIM / 8][4] = {}, d_v[HEAD_DIM / 8][4] = {};
+      key_tile(consumer()) + KeyTile<HEAD_DIM>::SCALES)[token_of_row(0) / 4 % 4];
+  float d_k[HEAD_DIM / 8][4] = {}, d_v[HEAD_DIM / 2] = {};
 
   Turn<STAGES> turn;
-  Product products[2];  // the scores and dP, then of tokens
+  Product s, d_p;  // and dS^T Q
   ring.full(0).wait(0);
-  rows.multiply_codes(products[0], ring.tile(0));
-  rows.multiply_values(products[1], ring.tile(0));
+  multiply_codes<HEAD_DIM>(s, own, ring.tile(0));
+  multiply_values<HEAD_DIM, DTYPE>(d_p, own, ring.tile(0));
   wgmma_wait<1>();
-  pin(products[0]);
+  pin(s);
   int first_query = first_tile * TILE_TOKENS;
   for (int i = 0; i < turns; ++i) {
     const u32 tile = ring.tile(turn.stage);
     const bool hides = p.causal && first_query < first_key + TILE_TOKENS;
     RowTokens x;
-    RowBytes p_bytes, ds_bytes;
-    float p_weight[2], ds_weight[2];
     if (hides) {
-      find_p<true>(x, products[0], tile + Tile::FACTS, k_scale, first_query, first_key);
+      find_p<true>(x, s, tile + Tile::FACTS, k_scale, first_query, first_key);
     } else {
-      find_p<false>(x, products[0], tile + Tile::FACTS, k_scale, first_query, first_key);
+      find_p<false>(x, s, tile + Tile::FACTS, k_scale, first_query, first_key);
     }
+    u32 probabilities[PAIRS][4];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) p_weight[r] = quantise_row(p_bytes[r], x[r], PROBABILITY_MAX);
-    wgmma_wait<0>();
-    pin(products[1]);
-    if (hides) {
-      find_ds<true>(x, products[1], tile + Tile::FACTS, first_query, first_key);
-    } else {
-      find_ds<false>(x, products[1], tile + Tile::FACTS, first_query, first_key);
-    }
+    for (int pair = 0; pair < PAIRS; ++pair) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) ds_weight[r] = quantise_row(ds_bytes[r], x[r], INT8_MAX);
-
-    auto multiply = [&](int product) {
-      if (product < PARTS) {
-        multiply_tokens<false, HEAD_DIM>(products[product % 2], p_bytes, tile + Tile::D_OUT,
-                                         product);
-      } else {
-        multiply_tokens<true, HEAD_DIM>(products[product % 2], ds_bytes, tile + Tile::TRANSPOSED,
-                                        product - PARTS);
+      for (int word = 0; word < 4; ++word) {
+        const float* two = x[word % 2] + 4 * pair + word / 2 * 2;
+        probabilities[pair][word] =
+            DTYPE == F16 ? pack_f16x2(two[0], two[1]) : pack_bf16x2(two[0], two[1]);
       }
-    };
+    }
+    wgmma_wait<0>();
+    pin(d_p);
+    wgmma_begin();
+    const WgmmaOperand d_out = WgmmaOperand::rows_of_128_bytes(tile + Tile::VALUES, VALUE_PANEL);
+#pragma unroll
+    for (int pair = 0; pair < PAIRS; ++pair) {
+      wgmma_16bit<DTYPE>(d_v, probabilities[pair], d_out + pair * (16 * 128));
+    }
+    wgmma_commit();
+    if (hides) {
+      find_ds<true>(x, d_p, tile + Tile::FACTS, first_query, first_key);
+    } else {
+      find_ds<false>(x, d_p, tile + Tile::FACTS, first_query, first_key);
+    }
+    RowBytes bytes;
+    float weight[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) weight[r] = quantise_row(bytes[r], x[r], INT8_MAX);
+
     // After the last tile its scores are computed once more, instead of asking; nobody reads them.
     Turn<STAGES> next = turn;
     if (i + 1 < turns) next.advance();
     if ((first_query += TILE_TOKENS) >= tiles * TILE_TOKENS) first_query = first_tile * TILE_TOKENS;
-    multiply(0);
-    multiply(1);
-#pragma unroll
-    for (int product = 0; product < PRODUCTS; ++product) {
+    if constexpr (PARTS == 2) multiply_tokens<HEAD_DIM>(s, bytes, tile + Tile::TRANSPOSED, 0);
+    multiply_tokens<HEAD_DIM>(d_p, bytes, tile + Tile::TRANSPOSED, PARTS - 1);
+    if constexpr (PARTS == 2) {
       wgmma_wait<1>();
-      pin(products[product % 2]);
-      if (product < PARTS) {
-        add<HEAD_DIM>(d_v, products[product % 2], p_weight, product);
-      } else {
-        add<HEAD_DIM>(d_k, products[product % 2], ds_weight, product - PARTS);
-      }
-      if (product + 2 < PRODUCTS) {
-        multiply(product + 2);
-      } else if (product + 2 == PRODUCTS) {
-        ring.full(next.stage).wait(next.parity);
-        rows.multiply_codes(products[0], ring.tile(next.stage));
-      } else {
-        if (threadIdx.x % 32 == 0) ring.empty(turn.stage).arrive();
-        rows.multiply_values(products[1], ring.tile(next.stage));
-      }
+      pin(s);
+      add<HEAD_DIM>(d_k, s, weight, 0);
     }
+    ring.full(next.stage).wait(next.parity);
+    multiply_codes<HEAD_DIM>(s, own, ring.tile(next.stage));
     wgmma_wait<1>();
-    pin(products[0]);
+    pin(d_p);
+    pin(d_v);
+    add<HEAD_DIM>(d_k, d_p, weight, PARTS - 1);
+    if (threadIdx.x % 32 == 0) ring.empty(turn.stage).arrive();
+    multiply_values<HEAD_DIM, DTYPE>(d_p, own, ring.tile(next.stage));
+    wgmma_wait<1>();
+    pin(s);
     turn = next;
   }
   wgmma_wait<0>();
-  pin(products[1]);
+  pin(d_p);
 
   rotate_back<HEAD_DIM>(d_k);
   const int keys[2] = {first_key + token_of_row(0), first_key + token_of_row(1)};
   // Scales of Q have log2(e) in them, beside the softmax scale.
   constexpr float FACTOR = LN_2 / ROTATION_ROOT<HEAD_DIM>;
   store_rows<HEAD_DIM, DTYPE>(p.d_k, d_k, FACTOR, batch, kv_head, keys, p.kv_len, p.head_dim);
-  store_rows<HEAD_DIM, DTYPE>(p.d_v, d_v, 1.0f, batch, kv_head, keys, p.kv_len, p.head_dim);
+#pragma unroll
+  for (int i = 0; i < HEAD_DIM / 2; ++i) d_k[i / 4][i % 4] = d_v[i];
+  store_rows<HEAD_DIM, DTYPE>(p.d_v, d_k, P_UNIT<DTYPE>, batch, kv_head, keys, p.kv_len,
+                              p.head_dim);
 }

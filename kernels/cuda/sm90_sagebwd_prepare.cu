@@ -21,21 +21,18 @@ struct Params {
 constexpr int THREADS = 4 * TILE_TOKENS;
 static_assert(TILE_TOKENS == BLOCK_KEYS, "a block of K is a tile");
 
-// Codes of dO have at least this scale, so that quotients by it exist.
-constexpr float SMALLEST_D_OUT = 1e-30f;
-
 // A token's eight channels from 32c + 8t on, as they lie in a tile's values.
 template <Dtype DTYPE>
 __device__ __forceinline__ void store_values(u8* values, const Octet<DTYPE>& octet, int row, int c,
                                              int t) {
-  *reinterpret_cast<uint4*>(values + (2 * c + t / 2) * CODE_PANEL + panel_offset(row, t % 2 * 16)) =
+  *reinterpret_cast<uint4*>(values + c / 2 * VALUE_PANEL + value_offset(row, c % 2 * 4 + t)) =
       make_uint4(octet.words[0], octet.words[1], octet.words[2], octet.words[3]);
 }
 
 template <int HEAD_DIM, Dtype DTYPE>
 __device__ void prepare_queries(const Params& p, int index) {
   using Tile = QueryTile<HEAD_DIM>;
-  __shared__ TokenCodes<HEAD_DIM, TILE_TOKENS, THREADS> q, d_out;
+  __shared__ TokenCodes<HEAD_DIM, TILE_TOKENS, THREADS> q;
   const int tiles = (p.q_len + TILE_TOKENS - 1) / TILE_TOKENS;
   const int row = index / tiles;  // of all heads of all batches
   const int head = row % p.q_heads, batch = row / p.q_heads;
@@ -47,53 +44,35 @@ __device__ void prepare_queries(const Params& p, int index) {
   const bool seen = !(lse <= -FLOAT_MAX);
   u8* target = p.query_tiles + static_cast<s64>(index) * Tile::BYTES;
 
-  Octet<DTYPE> octets[HEAD_DIM / 32];
-  float amax = SMALLEST_D_OUT, delta = 0.0f;
+  float delta = 0.0f;
 #pragma unroll
   for (int c = 0; c < HEAD_DIM / 32; ++c) {
     const int channel = 32 * c + 8 * t;
-    Octet<DTYPE> out;
-    octets[c].clear(), out.clear();
+    Octet<DTYPE> d_out, out;
+    d_out.clear(), out.clear();
     if (seen && channel < p.head_dim) {
-      octets[c].load(p.d_out.token<DTYPE>(batch, head, token) + channel * ELEMENT_BYTES<DTYPE>);
+      d_out.load(p.d_out.token<DTYPE>(batch, head, token) + channel * ELEMENT_BYTES<DTYPE>);
       out.load(p.out.token<DTYPE>(batch, head, token) + channel * ELEMENT_BYTES<DTYPE>);
     }
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      amax = max_nan(amax, fabsf(octets[c][i]));
-      delta = fmaf(octets[c][i], out[i], delta);
-    }
-    store_values(target + Tile::VALUES, octets[c], tile_row, c, t);
-  }
-  amax = max_over_quad(amax);
-  delta += __shfl_xor_sync(0xffffffff, delta, 1);
-  delta += __shfl_xor_sync(0xffffffff, delta, 2);
-
-  const float inverse = INT8_MAX / amax;
-#pragma unroll
-  for (int c = 0; c < HEAD_DIM / 32; ++c) {
+    for (int i = 0; i < 8; ++i) delta = fmaf(d_out[i], out[i], delta);
+    store_values(target + Tile::VALUES, d_out, tile_row, c, t);
     const int word = 8 * c + 2 * t;
     uint2 codes = make_uint2(0, 0);
     if (seen) codes = *reinterpret_cast<const uint2*>(p.q_codes + place * HEAD_DIM + 4 * word);
     q.words[in_tile][word] = codes.x, q.words[in_tile][word + 1] = codes.y;
     *reinterpret_cast<uint2*>(target + Tile::CODES + c * CODE_PANEL +
                               panel_offset(tile_row, 8 * t)) = codes;
-#pragma unroll
-    for (int w = 0; w < 2; ++w) {
-      u32 b[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) b[i] = round_to_byte(octets[c][4 * w + i], inverse, MAGIC);
-      d_out.words[in_tile][word + w] = pack_bytes(b[0], b[1], b[2], b[3]);
-    }
   }
+  delta += __shfl_xor_sync(0xffffffff, delta, 1);
+  delta += __shfl_xor_sync(0xffffffff, delta, 2);
   if (t == 0) {
     float q_scale = 0.0f, shift = as_float(NEGATIVE_INFINITY_BITS), slope = 0.0f;
     QueryRow query{0.0f, -as_float(NEGATIVE_INFINITY_BITS), 0.0f, 0.0f};
     if (seen) {
-      const float scale = amax * (1.0f / INT8_MAX);
-      q_scale = p.q_scales[place];
+      q_scale = p.q_scales[place], shift = -lse * LOG2_E - LOG2_P_UNIT<DTYPE>;
+      slope = q_scale * P_UNIT<DTYPE>;
       query = {q_scale, lse * LOG2_E, delta, 0.0f};
-      shift = log2_approx(scale) - query.lse, slope = q_scale / scale;
     }
     float* facts = reinterpret_cast<float*>(target + Tile::FACTS) + in_tile;
     facts[Q_SCALE * TILE_TOKENS] = q_scale, facts[SHIFT * TILE_TOKENS] = shift;
@@ -102,7 +81,6 @@ __device__ void prepare_queries(const Params& p, int index) {
   }
   __syncthreads();
   q.store_transposed(target + Tile::TRANSPOSED);
-  d_out.store_transposed(target + Tile::D_OUT);
 }
 
 template <int HEAD_DIM, Dtype DTYPE>

@@ -59,13 +59,12 @@ __device__ __forceinline__ void find_ds(RowTokens& p, const Product& d_p, const 
   }
 }
 
-template <int HEAD_DIM, Dtype DTYPE, int CONSUMERS, int STAGES, bool SHARED>
+template <int HEAD_DIM, Dtype DTYPE, int CONSUMERS, int STAGES>
 __global__ void __launch_bounds__((1 + CONSUMERS) * GROUP, 1)
 sm90_sagebwd_query_gradient(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) u8 shared[];
   using Tile = KeyTile<HEAD_DIM>;
-  using Rows = GroupRows<HEAD_DIM, DTYPE, SHARED>;
-  constexpr int ROWS = CONSUMERS * TILE_TOKENS, OWN = CONSUMERS * Rows::SHARED_BYTES;
+  constexpr int ROWS = CONSUMERS * TILE_TOKENS, OWN = CONSUMERS * OWN_BYTES<HEAD_DIM>;
   constexpr int PARTS = HEAD_DIM / 64;
   const u32 start = shared_address_of(shared);
   const TileRing<Tile::COPIED, STAGES> ring{start + OWN};
@@ -97,11 +96,9 @@ sm90_sagebwd_query_gradient(const __grid_constant__ Params p) {
   if (threadIdx.x < GROUP) {
     give_registers<PRODUCER_REGISTERS>();
     if (threadIdx.x == 0) {
-      if constexpr (SHARED) {
-        own_tiles.expect(OWN);
-        for (int i = 0; i < CONSUMERS; ++i) {
-          own_tiles.copy(start + i * Rows::SHARED_BYTES, query_tile(i), Rows::SHARED_BYTES);
-        }
+      own_tiles.expect(OWN);
+      for (int i = 0; i < CONSUMERS; ++i) {
+        own_tiles.copy(start + i * OWN_BYTES<HEAD_DIM>, query_tile(i), OWN_BYTES<HEAD_DIM>);
       }
       const u8* tiles =
           p.key_tiles + (static_cast<s64>(batch) * p.kv_heads + kv_head) * p.blocks * Tile::BYTES;
@@ -112,20 +109,14 @@ sm90_sagebwd_query_gradient(const __grid_constant__ Params p) {
 
   take_registers<CONSUMER_REGISTERS<CONSUMERS>>();
   const int first_row = row_block * ROWS + consumer() * TILE_TOKENS;
-  const u8* own = query_tile(consumer());
-  Rows rows;
-  rows.shared = start + consumer() * Rows::SHARED_BYTES;
-  if constexpr (SHARED) {
-    own_tiles.wait(0);
-  } else {
-    rows.load(own);
-  }
+  const u8* query_rows = query_tile(consumer()) + QueryTile<HEAD_DIM>::ROWS;
+  const u32 own = start + consumer() * OWN_BYTES<HEAD_DIM>;
+  own_tiles.wait(0);
   QueryRows queries;
   const int tokens[2] = {first_row + token_of_row(0), first_row + token_of_row(1)};
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const QueryRow row = reinterpret_cast<const QueryRow*>(
-        own + QueryTile<HEAD_DIM>::ROWS)[token_of_row(r)];
+    const QueryRow row = reinterpret_cast<const QueryRow*>(query_rows)[token_of_row(r)];
     queries.q_scale[r] = row.q_scale, queries.lse[r] = row.lse, queries.delta[r] = row.delta;
     queries.last_key[r] = p.causal ? min(tokens[r], p.kv_len - 1) : p.kv_len - 1;
   }
@@ -135,8 +126,8 @@ sm90_sagebwd_query_gradient(const __grid_constant__ Params p) {
   Turn<STAGES> turn;
   Product s, d_p;  // and dS K
   ring.full(0).wait(0);
-  rows.multiply_codes(s, ring.tile(0));
-  rows.multiply_values(d_p, ring.tile(0));
+  multiply_codes<HEAD_DIM>(s, own, ring.tile(0));
+  multiply_values<HEAD_DIM, DTYPE>(d_p, own, ring.tile(0));
   wgmma_wait<1>();
   pin(s);
   for (int i = 0; i < turns; ++i) {
@@ -165,20 +156,20 @@ sm90_sagebwd_query_gradient(const __grid_constant__ Params p) {
     // After the last tile its scores are computed once more, instead of asking; nobody reads them.
     Turn<STAGES> next = turn;
     if (i + 1 < turns) next.advance();
-    if constexpr (PARTS == 2) multiply_tokens<true, HEAD_DIM>(s, bytes, tile + Tile::TRANSPOSED, 0);
-    multiply_tokens<true, HEAD_DIM>(d_p, bytes, tile + Tile::TRANSPOSED, PARTS - 1);
+    if constexpr (PARTS == 2) multiply_tokens<HEAD_DIM>(s, bytes, tile + Tile::TRANSPOSED, 0);
+    multiply_tokens<HEAD_DIM>(d_p, bytes, tile + Tile::TRANSPOSED, PARTS - 1);
     if constexpr (PARTS == 2) {
       wgmma_wait<1>();
       pin(s);
       add<HEAD_DIM>(d_q, s, weight, 0);
     }
     ring.full(next.stage).wait(next.parity);
-    rows.multiply_codes(s, ring.tile(next.stage));
+    multiply_codes<HEAD_DIM>(s, own, ring.tile(next.stage));
     wgmma_wait<1>();
     pin(d_p);
     add<HEAD_DIM>(d_q, d_p, weight, PARTS - 1);
     if (threadIdx.x % 32 == 0) ring.empty(turn.stage).arrive();
-    rows.multiply_values(d_p, ring.tile(next.stage));
+    multiply_values<HEAD_DIM, DTYPE>(d_p, own, ring.tile(next.stage));
     wgmma_wait<1>();
     pin(s);
     turn = next;

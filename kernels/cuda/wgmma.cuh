@@ -24,6 +24,11 @@ struct WgmmaOperand {
     return make(address, 16, 8 * 32, 3);
   }
 
+  // The same with 128 bytes each, of which a product takes 32: the next ones are 32 bytes on.
+  static __device__ __forceinline__ WgmmaOperand wide_panel(u32 address) {
+    return make(address, 16, 8 * 128, 1);
+  }
+
   // Rows of k, 128 bytes each along n; eights of rows follow each other. Wider matrices go on
   // `next` bytes later.
   static __device__ __forceinline__ WgmmaOperand rows_of_128_bytes(u32 address, int next) {
@@ -81,70 +86,61 @@ __device__ __forceinline__ void pin(float (&registers)[N]) {
 // Whether a product adds to D is a predicate; the ones after it: A's sign, B's sign, B transposed.
 #define ADDS "{.reg .pred adds; setp.ne.b32 adds, 1, 0;\n"
 
-// D [64, 64] = A [64, 32] B, or D += A B, in s32; B: a panel, in s8.
-#define WGMMA_BYTES(type, a, adds_at, b_at)                                              \
+// D [64, 64] = A [64, 32] B, or D += A B, in s8 and s32; B: a panel.
+#define WGMMA_BYTES(a, adds_at, b_at)                                                    \
   "{.reg .pred adds; setp.ne.b32 adds, " adds_at ", 0;\n"                                \
-  "wgmma.mma_async.sync.aligned.m64n64k32.s32." type ".s8 " LIST_32 ", " a ", " b_at ", adds;}"
+  "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 " LIST_32 ", " a ", " b_at ", adds;}"
 
-// A in s8.
 __device__ __forceinline__ void wgmma_s8(u32 (&d)[32], const u32 (&a)[4], WgmmaOperand b,
                                          bool adds) {
-  asm volatile(WGMMA_BYTES("s8", "{%32,%33,%34,%35}", "%37", "%36")
+  asm volatile(WGMMA_BYTES("{%32,%33,%34,%35}", "%37", "%36")
                : THIRTY_TWO("+r", d, 0)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<int>(adds)));
 }
 
-// A in s8, a panel.
+// A: a panel, too.
 __device__ __forceinline__ void wgmma_s8(u32 (&d)[32], WgmmaOperand a, WgmmaOperand b, bool adds) {
-  asm volatile(WGMMA_BYTES("s8", "%32", "%34", "%33")
+  asm volatile(WGMMA_BYTES("%32", "%34", "%33")
                : THIRTY_TWO("+r", d, 0)
                : "l"(a.bits), "l"(b.bits), "r"(static_cast<int>(adds)));
 }
 
-// A in u8.
-__device__ __forceinline__ void wgmma_u8(u32 (&d)[32], const u32 (&a)[4], WgmmaOperand b,
-                                         bool adds) {
-  asm volatile(WGMMA_BYTES("u8", "{%32,%33,%34,%35}", "%37", "%36")
-               : THIRTY_TWO("+r", d, 0)
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<int>(adds)));
-}
+// D [64, 64] = A [64, 16] B, or D += A B, in FP16 or BF16 and, as bits, FP32; A and B: wide panels.
+#define WGMMA_HALVES(type)                                                                      \
+  "{.reg .pred adds; setp.ne.b32 adds, %34, 0;\n"                                               \
+  "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " LIST_32                       \
+  ", %32, %33, adds, 1, 1, 0, 0;}"
 
-// D [64, 64] = A [64, 16] B, or D += A B, in FP16 or BF16 and, as bits, FP32; B: a panel.
-#define WGMMA_HALVES(type, a, adds_at, b_at, transposed)                                \
-  "{.reg .pred adds; setp.ne.b32 adds, " adds_at ", 0;\n"                               \
-  "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " LIST_32 ", " a ", "   \
-  b_at ", adds, 1, 1, " transposed ";}"
-
-template <Dtype DTYPE>
-__device__ __forceinline__ void wgmma_16bit(u32 (&d)[32], const u32 (&a)[4], WgmmaOperand b,
-                                            bool adds) {
-  if constexpr (DTYPE == F16) {
-    asm volatile(WGMMA_HALVES("f16", "{%32,%33,%34,%35}", "%37", "%36", "0")
-                 : THIRTY_TWO("+r", d, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<int>(adds)));
-  } else {
-    asm volatile(WGMMA_HALVES("bf16", "{%32,%33,%34,%35}", "%37", "%36", "0")
-                 : THIRTY_TWO("+r", d, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<int>(adds)));
-  }
-}
-
-// A: a panel.
 template <Dtype DTYPE>
 __device__ __forceinline__ void wgmma_16bit(u32 (&d)[32], WgmmaOperand a, WgmmaOperand b,
                                             bool adds) {
   if constexpr (DTYPE == F16) {
-    asm volatile(WGMMA_HALVES("f16", "%32", "%34", "%33", "0, 0")
+    asm volatile(WGMMA_HALVES("f16")
                  : THIRTY_TWO("+r", d, 0)
                  : "l"(a.bits), "l"(b.bits), "r"(static_cast<int>(adds)));
   } else {
-    asm volatile(WGMMA_HALVES("bf16", "%32", "%34", "%33", "0, 0")
+    asm volatile(WGMMA_HALVES("bf16")
                  : THIRTY_TWO("+r", d, 0)
                  : "l"(a.bits), "l"(b.bits), "r"(static_cast<int>(adds)));
   }
 }
 
-// D [64, 128] += A [64, 16] B in FP16 or (else) BF16 and FP32; B: rows of 128 bytes.
+// D [64, n] += A [64, 16] B in FP16 or (else) BF16 and FP32, n 64 or 128; B: rows of 128 bytes.
+template <Dtype DTYPE>
+__device__ __forceinline__ void wgmma_16bit(float (&d)[32], const u32 (&a)[4], WgmmaOperand b) {
+  if constexpr (DTYPE == F16) {
+    asm volatile(ADDS "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " LIST_32
+                 ", {%32,%33,%34,%35}, %36, adds, 1, 1, 1;}"
+                 : THIRTY_TWO("+f", d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits));
+  } else {
+    asm volatile(ADDS "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " LIST_32
+                 ", {%32,%33,%34,%35}, %36, adds, 1, 1, 1;}"
+                 : THIRTY_TWO("+f", d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits));
+  }
+}
+
 template <Dtype DTYPE>
 __device__ __forceinline__ void wgmma_16bit(float (&d)[64], const u32 (&a)[4], WgmmaOperand b) {
   if constexpr (DTYPE == F16) {

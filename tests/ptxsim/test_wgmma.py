@@ -8,7 +8,7 @@ from .snippets import call
 from .test_instructions import fragments, place_a_8, place_a_16
 
 THREADS = 128
-_A_AT = 2048  # in shared memory, behind B
+_A_AT = 8192  # in shared memory, behind B
 _SETUP = """
   .reg .b32 m<64>;
   .reg .b64 address;
@@ -19,8 +19,8 @@ _SETUP = """
 _SHARED_A = """
   .reg .b64 first;
   add.s32 d, c, e;
-  st.shared.v4.b32 [d], {x0, x1, x2, x3};
-  add.s32 d, c, 2048;
+  st.shared.v4.b32 [d], {{x0, x1, x2, x3}};
+  add.s32 d, c, {first_byte};
   shr.u32 d, d, 4;
   cvt.u64.u32 first, d;
   or.b64 first, first, {descriptor};
@@ -28,6 +28,7 @@ _SHARED_A = """
 _RUN = """
   fence.proxy.async.shared::cta;
   bar.sync 0;
+  add.s32 c, c, {first_byte};
   shr.u32 c, c, 4;
   cvt.u64.u32 address, c;
   or.b64 address, address, {descriptor};
@@ -44,10 +45,23 @@ def descriptor(leading, stride, swizzle):
     return leading // 16 << 16 | stride // 16 << 32 | swizzle << 62
 
 
-def multiply(opcode, a_words, places, units, code, more="", c=None, pending=0, places_of_a=None):
+def multiply(
+    opcode,
+    a_words,
+    places,
+    units,
+    code,
+    more="",
+    *,
+    c=None,
+    pending=0,
+    places_of_a=None,
+    first_byte=0,
+):
     """D [64, 64] as words. units: B's 16 bytes of each thread, as words; places: where.
 
-    a_words: A's fragments or, with places_of_a, the same of A as of B.
+    a_words: A's fragments or, with places_of_a, the same of A as of B. first_byte: of B and of an A
+    in shared memory, where the product starts.
     """
     names = [f"m{i}" for i in range(32)]
     inputs = {f"x{i}": a_words[:, i] for i in range(4)}
@@ -58,7 +72,7 @@ def multiply(opcode, a_words, places, units, code, more="", c=None, pending=0, p
     first = "{x0, x1, x2, x3}"
     if places_of_a is not None:
         inputs["e"] = _A_AT + places_of_a
-        body += _SHARED_A.replace("{descriptor}", hex(descriptor(16, 8 * 32, 3)))
+        body += _SHARED_A.format(descriptor=hex(code), first_byte=_A_AT + first_byte)
         first = "first"
     body += _RUN.format(
         descriptor=hex(code),
@@ -66,10 +80,11 @@ def multiply(opcode, a_words, places, units, code, more="", c=None, pending=0, p
         opcode=opcode,
         registers=", ".join(names),
         first=first,
+        first_byte=first_byte,
         more=more,
         pending=pending,
     )
-    out = call(body, inputs, names, threads=THREADS, shared_bytes=4096)
+    out = call(body, inputs, names, threads=THREADS, shared_bytes=16384)
     d = np.zeros((64, 64), "u4")
     for thread in range(THREADS):
         warp, lane = divmod(thread, 32)
@@ -79,10 +94,12 @@ def multiply(opcode, a_words, places, units, code, more="", c=None, pending=0, p
     return d
 
 
-def panel(rows):
+def panel(rows, wide=False):
     """Of [64 rows, 32 bytes], each thread's 16 bytes as words, and where they lie in a panel."""
     units = np.ascontiguousarray(rows).view("u4").reshape(-1, 4)  # row, half
     row, half = np.arange(64).repeat(2), np.tile([0, 1], 64)
+    if wide:  # a row has 128 bytes, of which these are the second 32
+        return units, row * 128 + (half + 2 ^ row % 8) * 16
     return units, row * 32 + (half ^ row >> 2 & 1) * 16  # the halves change in rows 4..7
 
 
@@ -151,16 +168,18 @@ def test_halves(kind):
 
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 @pytest.mark.parametrize("shared_a", [False, True])
-def test_halves_in_panels(kind, shared_a):
-    """B's rows are of n and hold 16 numbers, as those of an A in shared memory."""
+@pytest.mark.parametrize("wide", [False, True])
+def test_halves_in_panels(kind, shared_a, wide):
+    """B's rows are of n and hold 16 numbers, or 64 of which 16 take part; so does a shared A."""
     a, b, a_codes, b_codes = halves(kind)
-    units, places = panel(b_codes.T)
+    units, places = panel(b_codes.T, wide)
     opcode = f"wgmma.mma_async.sync.aligned.m64n64k16.f32.{kind}.{kind}"
-    code = descriptor(16, 8 * 32, 3)
+    code = descriptor(16, 8 * 128, 1) if wide else descriptor(16, 8 * 32, 3)
+    start = {"first_byte": 32 if wide else 0}
     if shared_a:
-        words, places_of_a = panel(a_codes)
-        d = multiply(opcode, words, places, units, code, ", 1, 1, 0, 0", places_of_a=places_of_a)
+        words, start["places_of_a"] = panel(a_codes, wide)
+        d = multiply(opcode, words, places, units, code, ", 1, 1, 0, 0", **start)
     else:
         parts = [fragments(a_codes[16 * w :][:16], 16, place_a_16) for w in range(4)]
-        d = multiply(opcode, np.concatenate(parts), places, units, code, ", 1, 1, 0")
+        d = multiply(opcode, np.concatenate(parts), places, units, code, ", 1, 1, 0", **start)
     assert (d.view("f4") == (a @ b).astype("f4")).all()

@@ -81,12 +81,13 @@ def _fetch(m, warps, starts, offsets, swizzled_bits):
 
 
 def _panel(m, warps, read, rows):
-    """Rows of 32 bytes of k, [warps, rows, 32]; rows: numbers [n] or, of each warp, [warps, n]."""
+    """Rows of 32 bytes of k, [warps, rows, 32]; rows: numbers [n] or, of each warp, [warps, n].
+
+    In memory they are as long as the swizzle is wide, and the product starts anywhere in them.
+    """
     start, _, stride, bits = _descriptor(m, read, warps)
-    if bits != 1:
-        raise KernelError("rows along k are understood in panels of 32 bytes only")
     row, half = np.broadcast_to(rows, (len(warps), rows.shape[-1]))[..., None], np.arange(2)
-    offsets = stride.reshape(-1, 1, 1) * (row // 8) + row % 8 * 32 + half * 16
+    offsets = stride.reshape(-1, 1, 1) * (row // 8) + row % 8 * (16 << bits) + half * 16
     words = _fetch(m, warps, start, offsets, bits)
     return np.ascontiguousarray(words.reshape(*row.shape[:2], 8)).view("u1")
 
