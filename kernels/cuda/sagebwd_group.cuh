@@ -50,8 +50,8 @@ __device__ __forceinline__ constexpr int place_of(int r, int pair, int i) {
 // `other`.
 template <int HEAD_DIM>
 __device__ __forceinline__ void multiply_codes(Product& s, u32 own, u32 other) {
-  const WgmmaOperand a = WgmmaOperand::panel(own + TileParts<HEAD_DIM>::CODES);
-  const WgmmaOperand b = WgmmaOperand::panel(other + TileParts<HEAD_DIM>::CODES);
+  const WgmmaOperand a = WgmmaOperand::panel(own) + TileParts<HEAD_DIM>::CODES;
+  const WgmmaOperand b = WgmmaOperand::panel(other) + TileParts<HEAD_DIM>::CODES;
   wgmma_begin();
 #pragma unroll
   for (int step = 0; step < HEAD_DIM / 32; ++step) {
@@ -62,8 +62,8 @@ __device__ __forceinline__ void multiply_codes(Product& s, u32 own, u32 other) {
 
 template <int HEAD_DIM, Dtype DTYPE>
 __device__ __forceinline__ void multiply_values(Product& d_p, u32 own, u32 other) {
-  const WgmmaOperand a = WgmmaOperand::wide_panel(own + TileParts<HEAD_DIM>::VALUES);
-  const WgmmaOperand b = WgmmaOperand::wide_panel(other + TileParts<HEAD_DIM>::VALUES);
+  const WgmmaOperand a = WgmmaOperand::wide_panel(own) + TileParts<HEAD_DIM>::VALUES;
+  const WgmmaOperand b = WgmmaOperand::wide_panel(other) + TileParts<HEAD_DIM>::VALUES;
   wgmma_begin();
 #pragma unroll
   for (int step = 0; step < HEAD_DIM / 16; ++step) {
@@ -73,18 +73,18 @@ __device__ __forceinline__ void multiply_values(Product& d_p, u32 own, u32 other
   wgmma_commit();
 }
 
-// Begins the product of rows' bytes and a tile's transposed codes, at shared address `transposed`,
-// for 64 channels from 64 * part on.
+// Begins the product of rows' bytes and transposed codes of the tile at shared address `other`, for 64
+// channels from 64 * part on.
 template <int HEAD_DIM>
 __device__ __forceinline__ void multiply_tokens(Product& product, const RowBytes& rows,
-                                                u32 transposed, int part) {
+                                                u32 other, int part) {
   wgmma_begin();
 #pragma unroll
   for (int step = 0; step < PAIRS / 2; ++step) {
     const u32 a[4] = {rows[0][2 * step], rows[1][2 * step], rows[0][2 * step + 1],
                       rows[1][2 * step + 1]};
-    const WgmmaOperand b =
-        WgmmaOperand::panel(transposed + step * (HEAD_DIM * 32) + part * (64 * 32));
+    const WgmmaOperand b = WgmmaOperand::panel(other) + TileParts<HEAD_DIM>::TRANSPOSED +
+                           step * (HEAD_DIM * 32) + part * (64 * 32);
     wgmma_s8(product, a, b, step > 0);
   }
   wgmma_commit();

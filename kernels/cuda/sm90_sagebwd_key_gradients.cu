@@ -157,7 +157,8 @@ sm90_sagebwd_key_gradients(const __grid_constant__ Params p) {
     wgmma_wait<0>();
     pin(d_p);
     wgmma_begin();
-    const WgmmaOperand d_out = WgmmaOperand::rows_of_128_bytes(tile + Tile::VALUES, VALUE_PANEL);
+    const WgmmaOperand d_out = 
+        WgmmaOperand::rows_of_128_bytes(tile, VALUE_PANEL) + Tile::VALUES;
 #pragma unroll
     for (int pair = 0; pair < PAIRS; ++pair) {
       wgmma_16bit<DTYPE>(d_v, probabilities[pair], d_out + pair * (16 * 128));
@@ -177,8 +178,8 @@ sm90_sagebwd_key_gradients(const __grid_constant__ Params p) {
     Turn<STAGES> next = turn;
     if (i + 1 < turns) next.advance();
     if ((first_query += TILE_TOKENS) >= tiles * TILE_TOKENS) first_query = first_tile * TILE_TOKENS;
-    if constexpr (PARTS == 2) multiply_tokens<HEAD_DIM>(s, bytes, tile + Tile::TRANSPOSED, 0);
-    multiply_tokens<HEAD_DIM>(d_p, bytes, tile + Tile::TRANSPOSED, PARTS - 1);
+    if constexpr (PARTS == 2) multiply_tokens<HEAD_DIM>(s, bytes, tile, 0);
+    multiply_tokens<HEAD_DIM>(d_p, bytes, tile, PARTS - 1);
     if constexpr (PARTS == 2) {
       wgmma_wait<1>();
       pin(s);

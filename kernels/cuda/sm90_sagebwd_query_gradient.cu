@@ -156,8 +156,8 @@ sm90_sagebwd_query_gradient(const __grid_constant__ Params p) {
     // After the last tile its scores are computed once more, instead of asking; nobody reads them.
     Turn<STAGES> next = turn;
     if (i + 1 < turns) next.advance();
-    if constexpr (PARTS == 2) multiply_tokens<HEAD_DIM>(s, bytes, tile + Tile::TRANSPOSED, 0);
-    multiply_tokens<HEAD_DIM>(d_p, bytes, tile + Tile::TRANSPOSED, PARTS - 1);
+    if constexpr (PARTS == 2) multiply_tokens<HEAD_DIM>(s, bytes, tile, 0);
+    multiply_tokens<HEAD_DIM>(d_p, bytes, tile, PARTS - 1);
     if constexpr (PARTS == 2) {
       wgmma_wait<1>();
       pin(s);
