@@ -93,9 +93,14 @@ def cosines(function: Attention) -> dict[str, list[float]]:
         given = [x.bfloat16().cuda() for x in given]
         mine = gradients(function, *given, True)
         right = gradients(exact_attention, *(x.double() for x in given), True)
-        for name, x, y in zip(found, mine, right, strict=True):
-            found[name].append(round(compare(x, y).cosine, 5))
+        for name, cosine in cosines_against(mine, right).items():
+            found[name].append(cosine)
     return found
+
+
+def cosines_against(mine: list[torch.Tensor], right: list[torch.Tensor]) -> dict[str, float]:
+    pairs = zip(("dQ", "dK", "dV"), mine, right, strict=True)
+    return {name: round(compare(x, y).cosine, 5) for name, x, y in pairs}
 
 
 def cosines_of_all() -> dict[str, dict[str, list[float]]]:
