@@ -12,14 +12,11 @@
 // How B, or A, lies in shared memory: a descriptor of PTX ISA, section 9.7.15.5.1. Swizzling permutes the
 // 16-byte units of a row by the bits of the row's number; addresses below are those before it.
 struct WgmmaOperand {
-  u32 low, high;
+  u64 bits;
 
-  // Constants best come this way: added before the shift in make(), each would have its own.
   __device__ __forceinline__ WgmmaOperand operator+(int bytes) const {
-    return {low + (bytes >> 4), high};
+    return {bits + (bytes >> 4)};
   }
-
-  __device__ __forceinline__ u64 bits() const { return static_cast<u64>(high) << 32 | low; }
 
   // Rows of n (of A: of its own), 32 bytes each along k, as in panels.cuh: eights of rows follow each
   // other.
@@ -39,10 +36,10 @@ struct WgmmaOperand {
   }
 
  private:
-  // Shared addresses end below 2^18, the most that a descriptor holds.
-  static __device__ __forceinline__ WgmmaOperand make(u32 address, u32 leading, u32 stride,
-                                                      u32 swizzle) {
-    return {(address >> 4) + (leading >> 4 << 16), stride >> 4 | swizzle << 30};
+  static __device__ __forceinline__ WgmmaOperand make(u32 address, int leading, int stride,
+                                                      u64 swizzle) {
+    return {static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading >> 4) << 16 |
+            static_cast<u64>(stride >> 4) << 32 | swizzle << 62};
   }
 };
 
@@ -98,14 +95,14 @@ __device__ __forceinline__ void wgmma_s8(u32 (&d)[32], const u32 (&a)[4], WgmmaO
                                          bool adds) {
   asm volatile(WGMMA_BYTES("{%32,%33,%34,%35}", "%37", "%36")
                : THIRTY_TWO("+r", d, 0)
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "r"(static_cast<int>(adds)));
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<int>(adds)));
 }
 
 // A: a panel, too.
 __device__ __forceinline__ void wgmma_s8(u32 (&d)[32], WgmmaOperand a, WgmmaOperand b, bool adds) {
   asm volatile(WGMMA_BYTES("%32", "%34", "%33")
                : THIRTY_TWO("+r", d, 0)
-               : "l"(a.bits()), "l"(b.bits()), "r"(static_cast<int>(adds)));
+               : "l"(a.bits), "l"(b.bits), "r"(static_cast<int>(adds)));
 }
 
 // D [64, 64] = A [64, 16] B, or D += A B, in FP16 or BF16 and, as bits, FP32; A and B: wide panels.
@@ -120,11 +117,11 @@ __device__ __forceinline__ void wgmma_16bit(u32 (&d)[32], WgmmaOperand a, WgmmaO
   if constexpr (DTYPE == F16) {
     asm volatile(WGMMA_HALVES("f16")
                  : THIRTY_TWO("+r", d, 0)
-                 : "l"(a.bits()), "l"(b.bits()), "r"(static_cast<int>(adds)));
+                 : "l"(a.bits), "l"(b.bits), "r"(static_cast<int>(adds)));
   } else {
     asm volatile(WGMMA_HALVES("bf16")
                  : THIRTY_TWO("+r", d, 0)
-                 : "l"(a.bits()), "l"(b.bits()), "r"(static_cast<int>(adds)));
+                 : "l"(a.bits), "l"(b.bits), "r"(static_cast<int>(adds)));
   }
 }
 
@@ -135,12 +132,12 @@ __device__ __forceinline__ void wgmma_16bit(float (&d)[32], const u32 (&a)[4], W
     asm volatile(ADDS "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " LIST_32
                  ", {%32,%33,%34,%35}, %36, adds, 1, 1, 1;}"
                  : THIRTY_TWO("+f", d, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits));
   } else {
     asm volatile(ADDS "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " LIST_32
                  ", {%32,%33,%34,%35}, %36, adds, 1, 1, 1;}"
                  : THIRTY_TWO("+f", d, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits));
   }
 }
 
@@ -150,12 +147,12 @@ __device__ __forceinline__ void wgmma_16bit(float (&d)[64], const u32 (&a)[4], W
     asm volatile(ADDS "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " LIST_64
                  ", {%64,%65,%66,%67}, %68, adds, 1, 1, 1;}"
                  : THIRTY_TWO("+f", d, 0), THIRTY_TWO("+f", d, 32)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits));
   } else {
     asm volatile(ADDS "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " LIST_64
                  ", {%64,%65,%66,%67}, %68, adds, 1, 1, 1;}"
                  : THIRTY_TWO("+f", d, 0), THIRTY_TWO("+f", d, 32)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits));
   }
 }
 

@@ -1,14 +1,18 @@
 """Attention with a backward pass in INT8, on wgmma, for compute capability 9.0.
 
 Source: SageBwd (arXiv 2505.11594, section 4) for which products are quantised and that dO V^T is
-not. What is done otherwise than in the paper, docs/numerics.md has with figures: K and Q stay
-rotated until the end, and whatever is summed over tokens has a scale per row and 64 tokens. Forward
-is ``sm90_int8`` where that is the faster one, else ``sm80_int8``; backward recomputes its scores
-from the same codes, so that P is the forward pass's.
+not. Other than there, P^T dO stays in 16 bits too, K and Q stay rotated until the end, and dS has a
+scale per row and 64 tokens. Forward is ``sm90_int8`` where that is the faster one, else
+``sm80_int8``; backward recomputes its scores from the same codes, so that P is the forward pass's.
 
 dQ has a kernel of its own, which computes scores and dP a second time: two of seven products. In
 exchange no gradient is summed up by atomics, and the same call gives the same bits.
-docs/kernel-notes-sagebwd.md says what that costs.
+
+An earlier state, with P^T dO in INT8, ran on an H200: all its gradients were right, and forward and
+backward at B2 H24 S16384 took 51.9 ms with 128 channels and 33.8 with 64, FlashAttention-2 70.7 and
+38.4. But torch takes cuDNN there by itself, and that takes 38.5 and 23.6: so dispatch leaves
+training to the host until this one, made after the profile of that run, is measured to be faster
+(benchmarks/training.py). docs/kernel-notes-sagebwd.md has the counts.
 """
 
 from typing import NamedTuple
@@ -240,4 +244,5 @@ SM90_SAGEBWD = Backend(
     ),
     forward=None,
     train=train,
+    on_request=True,  # cuDNN is faster as far as is known
 )

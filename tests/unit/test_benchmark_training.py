@@ -1,28 +1,16 @@
-"""What benchmarks/training.py computes without a GPU, and what documents quote of its result."""
+"""What benchmarks/training.py computes without a GPU."""
 
-import json
-import re
-
-import pytest
 import torch
 from rich.console import Console
 from sageattention3.benchmarks.training import (
+    BASELINE,
     FLOPS_OF_FORWARD,
     QUICK,
-    SHAPES,
     cosines_against,
     gradients,
     show,
 )
-from sageattention3.demo.pack import ROOT
 from sageattention3.kernels.reference import exact_attention
-
-RESULT = ROOT / "benchmarks" / "results" / "training_h200.json"
-
-
-@pytest.fixture(scope="module")
-def result():
-    return json.loads(RESULT.read_text("utf-8"))
 
 
 def test_seven_products_take_three_and_a_half_times_those_of_two():
@@ -37,24 +25,13 @@ def test_gradients_of_a_function_are_those_of_its_own_inputs():
     assert cosines_against(mine, mine) == {"dQ": 1.0, "dK": 1.0, "dV": 1.0}
 
 
-def test_the_committed_result_says_where_it_comes_from_and_has_every_shape(result):
-    assert [call["name"] for call in result["calls"]] == [shape.name for shape in SHAPES]
-    assert re.fullmatch(r"[0-9a-f]{7,40}", result["commit"])
-    assert {"machine", "torch", "cuda", "date"} <= set(result)
-
-
-def test_a_table_shows_whoever_took_part(result):
+def test_a_table_shows_whoever_took_part_in_a_call():
+    calls = [
+        {"name": "a", "flops": 2e12, "milliseconds": {BASELINE: 4.0, "sm90_sagebwd": 2.0}},
+        {"name": "b", "flops": 2e12, "milliseconds": {BASELINE: 4.0}},
+    ]
     console = Console(record=True, width=100)
-    del result["calls"][0]["milliseconds"]["torch cuDNN"]
-    show(result["calls"], result["cosines"], console)
-    assert "sm90_sagebwd" in console.export_text()
-
-
-@pytest.mark.parametrize("name", ["16k, D128", "4k, D128", "16k, D64", "4k, D64"])
-def test_the_ratios_in_the_table_are_those_of_the_result(result, name):
-    [call] = [call for call in result["calls"] if call["name"] == name]
-    taken = call["milliseconds"]
-    ratios = [f"{taken[x] / taken['sm90_sagebwd']:.2f}" for x in ("torch flash", "torch cuDNN")]
-    table = (ROOT / "docs" / "training.md").read_text("utf-8")
-    [row] = re.findall(rf"^\| {re.escape(name)} .*", table, re.M)
-    assert re.findall(r"([\d.]+)x", row) == ratios
+    show(calls, {"sm90_sagebwd": {"dQ": [1.0, 0.998], "dK": [1.0], "dV": [1.0]}}, console)
+    text = console.export_text()
+    assert "1000  2.00x" in text
+    assert "0.99900 (0.99800)" in text
