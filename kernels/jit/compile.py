@@ -82,32 +82,13 @@ def describe_job(variant: Variant, sm: int, nvrtc: Nvrtc) -> Job:
 
 def compile_job(job: Job) -> Entry:
     """Run NVRTC in this process. Raises CompileError with the compiler's log."""
-    _load(job)
-    from cuda.bindings import nvrtc
-
-    _, *version = nvrtc.nvrtcVersion()
-    if tuple(version) != job.nvrtc:
-        raise CompileError(f"NVRTC changed from {job.nvrtc} to {tuple(version)}; build again")
-    (main, text), *headers = [(name.encode(), text.encode()) for name, text in job.sources]
     started = time.perf_counter()
-    program = _checked(
-        nvrtc.nvrtcCreateProgram(
-            text, main, len(headers), [text for _, text in headers], [name for name, _ in headers]
-        )
-    )
-    _checked(nvrtc.nvrtcAddNameExpression(program, job.expression.encode()))
-    options = [option.encode() for option in (f"--gpu-architecture={job.arch}", *job.options)]
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    log = _fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
-    log = log.decode(errors="replace").strip("\0 \n")
-    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise CompileError(f"NVRTC {job.nvrtc[0]}.{job.nvrtc[1]}: {status.name}\n{log}")
-    function = _checked(nvrtc.nvrtcGetLoweredName(program, job.expression.encode()))
-    cubin = _fetch(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+    program, function, log = run_nvrtc(job)
+    cubin = fetch(program, "CUBIN")
     # A kernel that calls a function that was not inlined has one line per function.
     spills = [tuple(map(int, found)) for found in _SPILLS.findall(log)]
     record = {
-        "function": function.decode(),
+        "function": function,
         "expression": job.expression,
         "arch": job.arch,
         "nvrtc": list(job.nvrtc),
@@ -117,6 +98,30 @@ def compile_job(job: Job) -> Entry:
         "log": log,
     }
     return Entry(cubin, record)
+
+
+def run_nvrtc(job: Job) -> tuple[object, str, str]:
+    """The compiled program, its kernel's name and the log. Raises CompileError."""
+    _load(job)
+    from cuda.bindings import nvrtc
+
+    _, *version = nvrtc.nvrtcVersion()
+    if tuple(version) != job.nvrtc:
+        raise CompileError(f"NVRTC changed from {job.nvrtc} to {tuple(version)}; build again")
+    (main, text), *headers = [(name.encode(), text.encode()) for name, text in job.sources]
+    program = _checked(
+        nvrtc.nvrtcCreateProgram(
+            text, main, len(headers), [text for _, text in headers], [name for name, _ in headers]
+        )
+    )
+    _checked(nvrtc.nvrtcAddNameExpression(program, job.expression.encode()))
+    options = [option.encode() for option in (f"--gpu-architecture={job.arch}", *job.options)]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    log = fetch(program, "ProgramLog").decode(errors="replace").strip("\0 \n")
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise CompileError(f"NVRTC {job.nvrtc[0]}.{job.nvrtc[1]}: {status.name}\n{log}")
+    function = _checked(nvrtc.nvrtcGetLoweredName(program, job.expression.encode()))
+    return program, function.decode(), log
 
 
 def _load(job: Job) -> None:
@@ -152,9 +157,12 @@ def _gather(source: str) -> dict[str, str]:
     return texts
 
 
-def _fetch(get_size, get, program) -> bytes:
-    buffer = b" " * _checked(get_size(program))
-    _checked(get(program, buffer))
+def fetch(program, what: str) -> bytes:
+    """NVRTC's "CUBIN", "PTX" or "ProgramLog" of ``program``."""
+    from cuda.bindings import nvrtc
+
+    buffer = b" " * _checked(getattr(nvrtc, f"nvrtcGet{what}Size")(program))
+    _checked(getattr(nvrtc, f"nvrtcGet{what}")(program, buffer))
     return buffer
 
 

@@ -4,14 +4,60 @@ from functools import partial
 
 import numpy as np
 
-from .decode import TYPES, elementwise, instruction
+from .decode import TYPES, elementwise, instruction, lanewise
 from .ptx import KernelError, Pair, Vector
 
-_WIDE = {"s16": "s32", "u16": "u32", "s32": "s64", "u32": "u64"}
 _SMALLEST_NORMAL = np.float32(2.0**-126)
 
 
 # ---------------------------------------------------------------------------------------- integers
+def _product(a, b):
+    """With twice the bits."""
+    return np.multiply(a, b, dtype=f"{a.dtype.kind}{2 * a.dtype.itemsize}")
+
+
+def _high(a, b):
+    return _product(a, b) >> 8 * a.dtype.itemsize
+
+
+def _high_of_64(a, b):
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    a, a_low, b, b_low = a >> half, a & low, b >> half, b & low
+    middle = a * b_low + (a_low * b_low >> half)
+    return a * b + (middle >> half) + (a_low * b + (middle & low) >> half)
+
+
+def _shifted(shift, a, amount):
+    """Shifts of more than all bits shift all of them out."""
+    most = 8 * a.dtype.itemsize - 1
+    result = shift(a, np.minimum(amount, most).astype(a.dtype))
+    return result if a.dtype.kind == "i" else np.where(amount > most, a.dtype.type(0), result)
+
+
+def _permuted(a, b, choices):
+    both = b.astype("u8") << np.uint64(32) | a
+    result = np.uint32(0)
+    for i in range(4):
+        choice = (choices >> np.uint32(4 * i)) & np.uint32(15)
+        byte = (both >> ((choice & 7) * 8).astype("u8")).astype("u4") & np.uint32(255)
+        sign = np.where(byte & 128, np.uint32(255), np.uint32(0))
+        result = result | np.where(choice & 8, sign, byte) << np.uint32(8 * i)
+    return result
+
+
+def _dot_of_bytes(a, b, c):
+    a, b = (
+        np.ascontiguousarray(x)[..., None].view(f"{x.dtype.kind}1").astype("i4") for x in (a, b)
+    )
+    return (a * b).sum(-1, dtype="i4").view("u4") + c
+
+
+def _inserted(a, b, start, count):
+    start, count = (np.minimum(x & 255, 32).astype("u8") for x in (start, count))
+    ones = ((np.uint64(1) << count) - np.uint64(1)) << start
+    return a.astype("u8") << start & ones | b & ~ones
+
+
 _INTEGER = {
     "add": np.add,
     "sub": np.subtract,
@@ -21,64 +67,27 @@ _INTEGER = {
     "xor": np.bitwise_xor,
     "min": np.minimum,
     "max": np.maximum,
+    "not": np.invert,
+    "neg": np.negative,
+    "abs": np.abs,
+    "min.relu": lambda a, b: np.maximum(np.minimum(a, b), 0),
+    "max.relu": lambda a, b: np.maximum(np.maximum(a, b), 0),
+    "shl": partial(_shifted, np.left_shift),
+    "shr": partial(_shifted, np.right_shift),
 }
-
-
-@instruction(r"(add|sub|mul\.lo|and|or|xor|min|max)\.([bus]\d+|pred)")
-def _integer(op, name, dtype):
-    return elementwise(op, dtype, dtype, dtype, function=_INTEGER[name])
-
-
-@instruction(r"(min|max)\.relu\.s32")
-def _at_least_zero(op, name):
-    zero = np.int32(0)
-    return elementwise(
-        op, "s32", "s32", "s32", function=lambda a, b: np.maximum(_INTEGER[name](a, b), zero)
-    )
-
-
-@instruction(r"(not|neg|abs)\.([bs]\d+|pred)")
-def _one_integer(op, name, dtype):
-    function = {"not": np.invert, "neg": np.negative, "abs": np.abs}[name]
-    return elementwise(op, dtype, dtype, function=function)
-
-
-@instruction(r"mul\.wide\.([us](?:16|32))")
-def _wide(op, dtype):
-    wide = _WIDE[dtype]
-    return elementwise(op, wide, dtype, dtype, function=partial(np.multiply, dtype=TYPES[wide]))
-
-
-@instruction(r"mul\.hi\.([us])(16|32)")
-def _high(op, kind, bits):
-    dtype, wide = TYPES[kind + bits], TYPES[_WIDE[kind + bits]]
-
-    def high(a, b):
-        return (np.multiply(a, b, dtype=wide) >> int(bits)).astype(dtype)
-
-    return elementwise(op, dtype, dtype, dtype, function=high)
-
-
-@instruction(r"mul\.hi\.u64")
-def _highest(op):
-    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
-
-    def high(a, b):
-        a, a_low, b, b_low = a >> half, a & low, b >> half, b & low
-        middle = a * b_low + (a_low * b_low >> half)
-        return a * b + (middle >> half) + (a_low * b + (middle & low) >> half)
-
-    return elementwise(op, "u64", "u64", "u64", function=high)
-
-
-@instruction(r"mad\.(lo|wide)\.([us]\d+)")
-def _mad(op, part, dtype):
-    to = _WIDE[dtype] if part == "wide" else dtype
-
-    def mad(a, b, c):
-        return np.multiply(a, b, dtype=TYPES[to]) + c
-
-    return elementwise(op, to, dtype, dtype, to, function=mad)
+lanewise(r"(add|sub|mul\.lo|and|or|xor|min|max)\.([bus]\d+|pred)", "1 1 1", _INTEGER)
+lanewise(r"((?:min|max)\.relu)\.(s32)", "1 1 1", _INTEGER)
+lanewise(r"(not|neg|abs)\.([bs]\d+|pred)", "1 1", _INTEGER)
+lanewise(r"(shl|shr)\.([bus](?:16|32|64))", "1 1 u32", _INTEGER)
+lanewise(r"mul\.wide\.([us](?:16|32))", "+0 0 0", _product)
+lanewise(r"mad\.wide\.([us](?:16|32))", "+0 0 0 +0", lambda a, b, c: _product(a, b) + c)
+lanewise(r"mad\.lo\.([us]\d+)", "0 0 0 0", lambda a, b, c: a * b + c)
+lanewise(r"mul\.hi\.([us](?:16|32))", "0 0 0", _high)
+lanewise(r"mul\.hi\.u64", "u64 u64 u64", _high_of_64)
+lanewise(r"prmt\.b32", "u32 u32 u32 u32", _permuted)
+lanewise(r"dp4a\.([us]32)\.([us]32)", "u32 0 1 u32", _dot_of_bytes)
+lanewise(r"popc\.b32", "u32 u32", np.bitwise_count)
+lanewise(r"bfi\.b32", "u32 u32 u32 u32 u32", _inserted)
 
 
 @instruction(r"(div|rem)\.([us]\d+)")
@@ -101,97 +110,7 @@ def _divide(op, name, dtype):
     return run
 
 
-@instruction(r"(shl|shr)\.([bus])(16|32|64)")
-def _shift(op, name, kind, bits):
-    """Shifts of more than all bits shift all of them out."""
-    dtype, most = TYPES[kind + bits], int(bits) - 1
-    shift = np.left_shift if name == "shl" else np.right_shift
-
-    def shifted(a, amount):
-        result = shift(a, np.minimum(amount, most).astype(dtype))
-        return result if dtype.kind == "i" else np.where(amount > most, dtype.type(0), result)
-
-    return elementwise(op, dtype, dtype, "u32", function=shifted)
-
-
-@instruction(r"prmt\.b32")
-def _permute(op):
-    def permuted(a, b, choices):
-        both = b.astype("u8") << np.uint64(32) | a
-        result = np.uint32(0)
-        for i in range(4):
-            choice = (choices >> np.uint32(4 * i)) & np.uint32(15)
-            byte = (both >> ((choice & 7) * 8).astype("u8")).astype("u4") & np.uint32(255)
-            sign = np.where(byte & 128, np.uint32(255), np.uint32(0))
-            result = result | np.where(choice & 8, sign, byte) << np.uint32(8 * i)
-        return result
-
-    return elementwise(op, "u32", "u32", "u32", "u32", function=permuted)
-
-
-@instruction(r"dp4a\.([us])32\.([us])32")
-def _dot_of_bytes(op, kind_a, kind_b):
-    def bytes_of(word, kind):
-        return np.ascontiguousarray(word)[..., None].view(f"{'iu'[kind == 'u']}1").astype("i4")
-
-    def dot(a, b, c):
-        products = bytes_of(a, kind_a) * bytes_of(b, kind_b)
-        return products.sum(-1, dtype="i4").view("u4") + c
-
-    return elementwise(op, "u32", "u32", "u32", "u32", function=dot)
-
-
-@instruction(r"popc\.b32")
-def _population(op):
-    return elementwise(op, "u32", "u32", function=lambda a: np.bitwise_count(a).astype("u4"))
-
-
-@instruction(r"bfi\.b32")
-def _insert(op):
-    def inserted(a, b, start, count):
-        start, count = (np.minimum(x & 255, 32).astype("u8") for x in (start, count))
-        ones = ((np.uint64(1) << count) - np.uint64(1)) << start
-        return (a.astype("u8") << start & ones | b & ~ones).astype("u4")
-
-    return elementwise(op, "u32", "u32", "u32", "u32", "u32", function=inserted)
-
-
 # ---------------------------------------------------------------------------------- floating point
-_FLOAT = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
-
-
-@instruction(r"(?:(add|sub|mul)(?:\.rn)?|(div)\.rn)\.f32")
-def _float(op, *names):
-    return elementwise(op, "f32", "f32", "f32", function=_FLOAT[names[0] or names[1]])
-
-
-@instruction(r"(rcp|sqrt)\.rn\.f32")
-def _rounded(op, name):
-    function = np.sqrt if name == "sqrt" else lambda a: np.float32(1) / a
-    return elementwise(op, "f32", "f32", function=function)
-
-
-def _packed(op, dtype: str, function):
-    """``function`` of both halves of words."""
-
-    def run(a, b):
-        a, b = (np.ascontiguousarray(x) for x in np.broadcast_arrays(a, b))
-        return function(a.view(TYPES[dtype]), b.view(TYPES[dtype])).view("u4")
-
-    return elementwise(op, "u32", "u32", "u32", function=run)
-
-
-@instruction(r"(add|sub|mul)\.rn\.f16x2")
-def _halves(op, name):
-    # In FP32 and rounded again, which for one operation is the rounding to FP16.
-    return _packed(op, "f16", _FLOAT[name])
-
-
-@instruction(r"fma\.rn\.f32")
-def _fused(op):
-    return elementwise(op, "f32", "f32", "f32", "f32", function=fused)
-
-
 def fused(a, b, c):
     """a * b + c in FP32, rounded once."""
     product = np.multiply(a, b, dtype="f8")  # exact
@@ -206,71 +125,70 @@ def fused(a, b, c):
         to_odd = (error != 0) & np.isfinite(total) & (bits & np.uint64(1) == 0)
         toward = np.where(error > 0, np.inf, -np.inf)
         total = np.where(to_odd, np.nextafter(total, toward), total)
-    return total.astype("f4")
+    return total
 
 
-_EXTREMES = {
-    ("min", None): np.fmin,
-    ("max", None): np.fmax,
-    ("min", ".NaN"): np.minimum,
-    ("max", ".NaN"): np.maximum,
-}
-
-
-def _extreme(name, keeps_nan):
+def _extreme(choose, sign, a, b):
     """Minimum or maximum, with minus zero below zero."""
-
-    def run(a, b):
-        result = _EXTREMES[name, keeps_nan](a, b)
-        zero = result == 0
-        if zero.any():
-            sign = np.logical_or if name == "min" else np.logical_and
-            # Among numbers of unequal sign, only zeros can give a zero of the wrong sign.
-            negative = sign(np.signbit(a) & (a == 0), np.signbit(b) & (b == 0))
-            signed = np.where(negative, -np.zeros_like(result), np.zeros_like(result))
-            result = np.where(zero & (a == b), signed, result)
-        return result
-
-    return run
-
-
-@instruction(r"(min|max)(\.NaN)?\.f32")
-def _float_extreme(op, *which):
-    return elementwise(op, "f32", "f32", "f32", function=_extreme(*which))
-
-
-@instruction(r"(min|max)(\.NaN)\.(f16|bf16)x2")
-def _packed_extreme(op, name, keeps_nan, dtype):
-    return _packed(op, dtype, _extreme(name, keeps_nan))
-
-
-@instruction(r"(neg|abs)\.f32")
-def _float_sign(op, name):
-    return elementwise(op, "f32", "f32", function=np.negative if name == "neg" else np.abs)
-
-
-@instruction(r"copysign\.f32")
-def _copy_sign(op):
-    return elementwise(op, "f32", "f32", "f32", function=lambda sign, x: np.copysign(x, sign))
+    result = choose(a, b)
+    zero = result == 0
+    if zero.any():
+        # Among numbers of unequal sign, only zeros can give a zero of the wrong sign.
+        negative = sign(np.signbit(a) & (a == 0), np.signbit(b) & (b == 0))
+        signed = np.where(negative, -np.zeros_like(result), np.zeros_like(result))
+        result = np.where(zero & (a == b), signed, result)
+    return result
 
 
 def _flushed(x):
     return np.where(np.abs(x) < _SMALLEST_NORMAL, np.copysign(np.float32(0), x), x)
 
 
-_APPROXIMATED = {"ex2": np.exp2, "lg2": np.log2, "rcp": np.reciprocal}
+def _approximate(exact, a):
+    """The exact value rounded, which is within the documented errors: 2^-22 of 2^x, for the
+    logarithm 2^-22 absolute or relative, and 1 in the last place of 1/x."""
+    return _flushed(exact(_flushed(a).astype("f8")).astype("f4"))
 
 
-@instruction(r"(ex2|lg2|rcp)\.approx\.ftz\.f32")
-def _approximate(op, name):
-    # The exact value rounded, which is within the documented errors: 2^-22 of 2^x, for the
-    # logarithm 2^-22 absolute or relative, and 1 in the last place of 1/x.
-    exact = _APPROXIMATED[name]
+def _in_halves(dtype: str, function):
+    """``function`` of both halves of words."""
 
-    def run(a):
-        return _flushed(exact(_flushed(a).astype("f8")).astype("f4"))
+    def run(a, b):
+        a, b = (np.ascontiguousarray(x) for x in np.broadcast_arrays(a, b))
+        return function(a.view(TYPES[dtype]), b.view(TYPES[dtype])).view("u4")
 
-    return elementwise(op, "f32", "f32", function=run)
+    return run
+
+
+_FLOAT = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "rcp": np.reciprocal,
+    "sqrt": np.sqrt,
+    "neg": np.negative,
+    "abs": np.abs,
+    "min": partial(_extreme, np.fmin, np.logical_or),
+    "max": partial(_extreme, np.fmax, np.logical_and),
+    "min.NaN": partial(_extreme, np.minimum, np.logical_or),
+    "max.NaN": partial(_extreme, np.maximum, np.logical_and),
+    "ex2.approx": partial(_approximate, np.exp2),
+    "lg2.approx": partial(_approximate, np.log2),
+    "rcp.approx": partial(_approximate, np.reciprocal),
+}
+lanewise(r"(add|sub|mul|div(?=\.rn))(?:\.rn)?\.f32", "f32 f32 f32", _FLOAT)
+lanewise(r"(rcp|sqrt)\.rn\.f32", "f32 f32", _FLOAT)
+lanewise(r"(neg|abs)\.f32", "f32 f32", _FLOAT)
+lanewise(r"((?:min|max)(?:\.NaN)?)\.f32", "f32 f32 f32", _FLOAT)
+lanewise(r"((?:ex2|lg2|rcp)\.approx)\.ftz\.f32", "f32 f32", _FLOAT)
+lanewise(r"fma\.rn\.f32", "f32 f32 f32 f32", fused)
+lanewise(r"copysign\.f32", "f32 f32 f32", lambda sign, x: np.copysign(x, sign))
+for _type in ("f16", "bf16"):
+    _halves = {name: _in_halves(_type, function) for name, function in _FLOAT.items()}
+    lanewise(rf"((?:min|max)\.NaN)\.{_type}x2", "u32 u32 u32", _halves)
+    if _type == "f16":  # in FP32 and rounded again: for one operation the rounding to FP16
+        lanewise(r"(add|sub|mul)\.rn\.f16x2", "u32 u32 u32", _halves)
 
 
 # ------------------------------------------------------------------------------- choices and moves
@@ -281,6 +199,17 @@ _ORDER = {
     "le": np.less_equal,
     "gt": np.greater,
     "ge": np.greater_equal,
+}
+_FLOAT_ORDER = _ORDER | {  # true with a NaN: the names that end in u
+    "ne": lambda a, b: (a < b) | (a > b),
+    "neu": np.not_equal,
+    "equ": lambda a, b: ~((a < b) | (a > b)),
+    "ltu": lambda a, b: ~(a >= b),
+    "leu": lambda a, b: ~(a > b),
+    "gtu": lambda a, b: ~(a <= b),
+    "geu": lambda a, b: ~(a < b),
+    "num": lambda a, b: (a == a) & (b == b),
+    "nan": lambda a, b: (a != a) | (b != b),
 }
 _COMBINED = {"and": np.logical_and, "or": np.logical_or, "xor": np.not_equal}
 
@@ -294,7 +223,7 @@ def _compare(op, comparison, combine, dtype):
     put, other = op.write(pair.first, "pred"), op.write(pair.second, "pred")
     a, b = op.read(a, dtype), op.read(b, dtype)
     third = op.read(c[0], "pred") if combine else None
-    compare = _compare_floats(comparison) if dtype == "f32" else _ORDER[comparison]
+    compare = (_FLOAT_ORDER if dtype == "f32" else _ORDER)[comparison]
 
     def run(m):
         result = compare(a(m), b(m))
@@ -307,56 +236,30 @@ def _compare(op, comparison, combine, dtype):
     return run
 
 
-def _compare_floats(name: str):
-    """With a NaN false, or true for names that end in u."""
-    if name in ("neu", "eq", "lt", "le", "gt", "ge"):  # as NumPy has it
-        return _ORDER[name[:2]]
-    if name == "ne":
-        return lambda a, b: (a < b) | (a > b)
-    if name == "num":
-        return lambda a, b: ~(np.isnan(a) | np.isnan(b))
-    order = _ORDER.get(name[:2], np.not_equal)  # of nan: any that is false without one
-    if name == "nan":
-        return lambda a, b: np.isnan(a) | np.isnan(b)
-    return lambda a, b: order(a, b) | np.isnan(a) | np.isnan(b)
-
-
-@instruction(r"selp\.([busf]\d+)")
-def _select(op, dtype):
-    return elementwise(op, dtype, dtype, dtype, "pred", function=lambda a, b, p: np.where(p, a, b))
+lanewise(r"selp\.([busf]\d+)", "0 0 0 pred", lambda a, b, p: np.where(p, a, b))
 
 
 @instruction(r"(?:mov|cvta\.to\.global)\.([busf]\d+|pred)")
 def _move(op, dtype):
     d, a = op.operands
-    if isinstance(d, Vector):
-        return _unpack(op, d.parts, a, dtype)
+    if not isinstance(d, Vector) and not isinstance(a, Vector):
+        return elementwise(op, (dtype, dtype), lambda a: a)
+    parts = d.parts if isinstance(d, Vector) else a.parts
+    size = TYPES[dtype].itemsize // len(parts)
+    part = TYPES[f"b{8 * size}"]
     if isinstance(a, Vector):
-        return _pack(op, d, a.parts, dtype)
-    return elementwise(op, dtype, dtype, function=lambda a: a)
+        put, reads = op.write(d, dtype), [op.read(x, part) for x in parts]
 
+        def pack(m):
+            values = [np.broadcast_to(read(m), m.shape) for read in reads]
+            put(m, np.stack(values, -1).view(f"u{size * len(parts)}")[..., 0])
 
-def _unpack(op, parts, a, dtype):
-    size = TYPES[dtype].itemsize // len(parts)
-    puts, a = [op.write(part, f"b{8 * size}") for part in parts], op.read(a, dtype)
+        return pack
+    puts, read = [op.write(x, part) for x in parts], op.read(a, dtype)
 
-    def run(m):
-        word = a(m)
+    def unpack(m):
+        word = read(m)
         for i, put in enumerate(puts):
-            put(m, (word >> word.dtype.type(8 * size * i)).astype(f"u{size}"))
+            put(m, (word >> word.dtype.type(8 * size * i)).astype(part))
 
-    return run
-
-
-def _pack(op, d, parts, dtype):
-    size = TYPES[dtype].itemsize // len(parts)
-    put, parts = op.write(d, dtype), [op.read(part, f"b{8 * size}") for part in parts]
-    wide = TYPES[f"b{8 * size * len(parts)}"]
-
-    def run(m):
-        result = wide.type(0)
-        for i, part in enumerate(parts):
-            result = result | part(m).astype(wide) << wide.type(8 * size * i)
-        put(m, result)
-
-    return run
+    return unpack

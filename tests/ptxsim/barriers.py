@@ -166,19 +166,12 @@ class Mbarriers:
 _SHARED = r"(?:\.release|\.acquire)?(?:\.cta)?\.shared(?:::cta)?\.b64"
 
 
-def _each(m, *values):
-    """(warp, lane, a Python integer of each) for every active lane."""
-    arrays = [np.broadcast_to(x, m.shape) for x in values]
-    for warp, lane in np.argwhere(m.mask):
-        yield warp, lane, *(int(x[warp, lane]) for x in arrays)
-
-
 @instruction(r"mbarrier\.init\.shared(?:::cta)?\.b64")
 def _init(op):
-    address, count = op.address(op.operands[0], "u32"), op.read(op.operands[1], "u32")
+    address, count = op.address(op.operands[0]), op.read(op.operands[1], "u32")
 
     def run(m):
-        for warp, _, where, arrivals in _each(m, address(m), count(m)):
+        for warp, _, where, arrivals in m.each(address(m), count(m)):
             m.mbarriers.init(warp, where, arrivals)
 
     return run
@@ -188,11 +181,11 @@ def _init(op):
 def _arrive(op, expecting):
     """The state that it gives is unknown here: use the waits by parity."""
     _, address, *amount = op.operands
-    address = op.address(address, "u32")
+    address = op.address(address)
     amount = op.read(amount[0] if amount else Immediate(1), "u32")
 
     def run(m):
-        for warp, _, where, number in _each(m, address(m), amount(m)):
+        for warp, _, where, number in m.each(address(m), amount(m)):
             if expecting:
                 m.mbarriers.arrive(warp, where, 1, number)
             else:
@@ -203,11 +196,11 @@ def _arrive(op, expecting):
 
 @instruction(r"cp\.async\.mbarrier\.arrive\.noinc\.shared(?:::cta)?\.b64")
 def _arrive_behind_copies(op):
-    address = op.address(op.operands[0], "u32")
+    address = op.address(op.operands[0])
 
     def run(m):
-        m.copies.finish_own()
-        for warp, _, where in _each(m, address(m)):
+        m.copies.wait()
+        for warp, _, where in m.each(address(m)):
             m.mbarriers.arrive(warp, where)
 
     return run
@@ -217,11 +210,11 @@ def _arrive_behind_copies(op):
 def _wait(op):
     """A warp whose phase has not ended sleeps until one has, as it would only ask again."""
     d, address, parity = op.operands
-    put, address, parity = op.write(d, "pred"), op.address(address, "u32"), op.read(parity, "u32")
+    put, address, parity = op.write(d, "pred"), op.address(address), op.read(parity, "u32")
 
     def run(m):
         ended = np.zeros(m.shape, bool)
-        for warp, lane, where, odd in _each(m, address(m), parity(m)):
+        for warp, lane, where, odd in m.each(address(m), parity(m)):
             if odd > 1:
                 raise KernelError(f"parity {odd} of an mbarrier's phase")
             ended[warp, lane] = m.mbarriers.has_ended(warp, where, odd)

@@ -14,6 +14,8 @@ from sageattention3.kernels.launch import (
     sm120_fp4,
 )
 
+from . import snippets
+from .recorded import Recorder
 from .simulator import Simulator
 
 _LAUNCHERS = (
@@ -41,3 +43,32 @@ def use(monkeypatch):
         return simulator
 
     return use
+
+
+# ------------------------------------------------------------------------ recording: recorded.py
+def pytest_addoption(parser):
+    parser.addoption("--record", action="store_true", help="run snippets on the GPU and record it")
+
+
+@pytest.fixture(scope="session")
+def recorder(request):
+    """What snippets run on in place of the interpreter, if they are to be recorded."""
+    if not request.config.getoption("--record", False):
+        yield None
+        return
+    recorder = Recorder()
+    yield recorder
+    recorder.save()
+
+
+@pytest.fixture(autouse=True)
+def _record(recorder, monkeypatch):
+    if recorder:
+        monkeypatch.setattr(snippets, "execute", recorder.execute)
+
+
+@pytest.fixture
+def interpreted(recorder):
+    """For tests of what a GPU leaves undefined or refuses, or of how the interpreter rounds."""
+    if recorder:
+        pytest.skip("of the interpreter only")

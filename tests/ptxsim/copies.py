@@ -40,20 +40,16 @@ class Copies:
         return len(self._pending)
 
     def begin(self, targets: np.ndarray, sources: np.ndarray, parts: np.ndarray, size: int) -> None:
-        """By each active thread one copy of ``size`` bytes, for [warps, 32] of addresses.
+        """By each active thread one copy of ``size`` bytes, for [n] addresses.
 
         parts: how many bytes are read, all or none; zeros stand for the rest.
         """
-        m, active = self._m, self._m.mask
-        if not active.any():
-            return
-        places = m.shared.place(targets[active], m.block_of_lane[active], size)
-        threads = np.flatnonzero(active)
-        read = parts[active]
-        if ((read != 0) & (read != size)).any():
+        m, threads = self._m, np.flatnonzero(self._m.mask)
+        places = m.shared.place(targets, m.active(m.block_of_lane), size)
+        if ((parts != 0) & (parts != size)).any():
             raise KernelError("a copy reads a part of its bytes")
         values = np.zeros((len(threads), size), "u1")
-        values[read > 0] = m.tensors.load(sources[active][read > 0], 1, size)
+        values[parts > 0] = m.tensors.load(sources[parts > 0], 1, size)
         m.races.write(threads // 32, places, size)
         m.shared.expect(places, size)
         self._pending.append(_ByThreads(places, values, threads, self._groups[threads]))
@@ -61,28 +57,19 @@ class Copies:
     def commit(self) -> None:
         self._groups[self._m.mask.ravel()] += 1
 
-    def wait(self, pending: int) -> None:
-        """End active threads' committed groups but for the last ``pending``."""
+    def wait(self, pending: int | None = None) -> None:
+        """End active threads' committed groups but for the last ``pending``; None: all copies."""
         waiting = self._m.mask.ravel()
-        done = self._groups - pending
-        self._finish(lambda copy: waiting[copy.threads] & (copy.groups < done[copy.threads]))
-
-    def finish_own(self) -> None:
-        """End all copies of active threads."""
-        waiting = self._m.mask.ravel()
-        self._finish(lambda copy: waiting[copy.threads])
-
-    def _finish(self, which) -> None:
         rest = []
         for copy in self._pending:
             if isinstance(copy, _ByThreads):
-                ended = which(copy)
+                ended = waiting[copy.threads]
+                if pending is not None:
+                    ended = ended & (copy.groups < self._groups[copy.threads] - pending)
                 self._m.shared.arrive(copy.places[ended], copy.values[ended])
-                if not ended.all():
-                    rest.append(copy.take(~ended))
-            else:
-                rest.append(copy)
-        self._pending = rest
+                copy = None if ended.all() else copy.take(~ended)
+            rest.append(copy)
+        self._pending = [copy for copy in rest if copy]
 
     def begin_bulk(self, warp: int, target: int, source: int, size: int, barrier: int) -> None:
         m = self._m

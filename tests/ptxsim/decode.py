@@ -5,7 +5,7 @@ they are written. See docs/ptx-interpreter.md on how to add an instruction.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import ml_dtypes
@@ -92,25 +92,27 @@ class Op:
 
         return put
 
-    def address(self, operand: Address, dtype: str) -> Callable:
-        base = self.read(operand.base, dtype)
-        offset = self.constant(Immediate(operand.offset), TYPES[dtype])
-        return base if not operand.offset else lambda m: base(m) + offset
+    def address(self, operand: Address) -> Callable:
+        """Of whatever space, in as many bits as its register has."""
+        base, bits = operand.base, 64
+        if isinstance(base, Register):
+            bits = 8 * base.bytes
+        read, offset = self.read(base, f"u{bits}"), TYPES[f"u{bits}"].type(operand.offset % 2**bits)
+        return read if not operand.offset else lambda m: read(m) + offset
 
 
-def elementwise(op: Op, to: str, *sources: str, function) -> Run:
-    """The first operand becomes ``function`` of the others; ``to`` and ``sources`` are types."""
-    put = op.write(op.operands[0], to)
-    if len(op.operands) != 1 + len(sources):
-        raise KernelError(f"{len(op.operands)} operands, {1 + len(sources)} are understood")
-    reads = [op.read(*pair) for pair in zip(op.operands[1:], sources, strict=True)]
-    if len(reads) == 1:
-        (a,) = reads
-        return lambda m: put(m, function(a(m)))
-    if len(reads) == 2:
-        a, b = reads
-        return lambda m: put(m, function(a(m), b(m)))
-    return lambda m: put(m, function(*[read(m) for read in reads]))
+def elementwise(op: Op, types: Sequence[str], function) -> Run:
+    """The first operand becomes ``function`` of the others, a value of the first of ``types``."""
+    if len(op.operands) != len(types):
+        raise KernelError(f"{len(op.operands)} operands, {len(types)} are understood")
+    put, to = op.write(op.operands[0], types[0]), TYPES[types[0]]
+    reads = [op.read(*pair) for pair in zip(op.operands[1:], types[1:], strict=True)]
+
+    def run(m):
+        value = function(*[read(m) for read in reads])
+        put(m, value if value.dtype == to else value.astype(to))
+
+    return run
 
 
 def _register_reader(register: Register, dtype: np.dtype) -> Callable:
@@ -133,6 +135,23 @@ def instruction(pattern: str):
         return builder
 
     return register
+
+
+def lanewise(pattern: str, types: str, function: Callable | dict[str, Callable]) -> None:
+    """Register an instruction whose result depends on its own lane only.
+
+    types: of the operands; a number stands for that group of the pattern, "+" doubles its bits.
+    function: of the sources; of several, the one for the pattern's first group.
+    """
+
+    def resolved(kind, groups):
+        name = groups[int(kind[-1])] if kind.lstrip("+").isdigit() else kind
+        return f"{name[0]}{2 * int(name[1:])}" if kind[0] == "+" else name
+
+    @instruction(pattern)
+    def build(op, *groups):
+        chosen = function[groups[0]] if isinstance(function, dict) else function
+        return elementwise(op, [resolved(kind, groups) for kind in types.split()], chosen)
 
 
 @cache

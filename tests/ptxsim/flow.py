@@ -1,4 +1,4 @@
-"""Basic blocks, and where lanes that a branch parts meet again: its immediate post-dominator."""
+"""Basic blocks, and which of them every way to the end leads through: their post-dominators."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ class Block:
     last: str  # "bra", "exit", "bar" or "" for one that falls through
     target: int  # of the branch
     following: int
-    meeting: int = EXIT  # block where lanes that part here meet
+    ahead: int = 0  # blocks that all lanes here will come to, as bits
 
 
 def cut(program: Program) -> list[Block]:
@@ -33,7 +33,7 @@ def cut(program: Program) -> list[Block]:
                 raise KernelError(f"PTX line {last.line}: no label {last.operands[0].name}")
             target = number[program.labels[last.operands[0].name]]
         blocks.append(Block(instructions[start:end], kind, target, number[end]))
-    _find_meetings(blocks)
+    _look_ahead(blocks)
     return blocks
 
 
@@ -53,8 +53,7 @@ def _successors(block: Block) -> list[int]:
     return [block.following]
 
 
-def _find_meetings(blocks: list[Block]) -> None:
-    # Sets of post-dominators as the bits of integers; those of one block form a chain.
+def _look_ahead(blocks: list[Block]) -> None:
     everything = (1 << len(blocks)) - 1
     sets = dict.fromkeys(range(len(blocks)), everything) | {EXIT: 0}
     changed = True
@@ -66,12 +65,5 @@ def _find_meetings(blocks: list[Block]) -> None:
                 common &= sets[successor]
             new = common | 1 << i
             changed, sets[i] = changed or new != sets[i], new
-    counts = {i: bits.bit_count() for i, bits in sets.items()}
     for i, block in enumerate(blocks):
-        rest = sets[i] & ~(1 << i)
-        while rest:
-            j = rest.bit_length() - 1
-            if counts[j] == counts[i] - 1:
-                block.meeting = j
-                break
-            rest &= ~(1 << j)
+        block.ahead = sets[i] & ~(1 << i)

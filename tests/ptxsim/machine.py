@@ -6,6 +6,7 @@ first, and when asynchronous copies end. Seed 0 keeps warps in step and ends cop
 
 import contextlib
 import random
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +19,6 @@ from .memory import Shared, Tensors
 from .ptx import Instruction, KernelError, Program
 from .races import Races
 from .wgmma import Products
-
-_NOWHERE = -1
 
 
 class Code:
@@ -38,77 +37,71 @@ class Code:
         if at not in self._decoded:
             block, guard = self.blocks[at], None
             last = block.instructions[-1]
-            if block.last and last.guard is not None:
+            if _branches(block) and last.guard is not None:
                 guard = Op(last, self.program).read(last.guard, "pred")
             runs = [decode(what, self.program) for what in _body(block)]
             self._decoded[at] = runs, guard
         return self._decoded[at]
 
 
+def _branches(block: Block) -> bool:
+    return block.last in ("bra", "exit")
+
+
 def _body(block: Block) -> list[Instruction]:
-    branches = block.last in ("bra", "exit")
-    return block.instructions[:-1] if branches else block.instructions
+    return block.instructions[:-1] if _branches(block) else block.instructions
+
+
+class Launch(NamedTuple):
+    parameters: bytes  # of the kernel
+    blocks: int
+    threads: int  # of a block
+    shared_bytes: int = 0  # beside those that the kernel declares
+    seed: int = 0
 
 
 class Machine:
-    """Blocks ``first`` to ``first + blocks`` of a grid, from start to end of their threads."""
+    """Consecutive ``blocks`` of a launch, from start to end of their threads."""
 
-    def __init__(
-        self,
-        code: Code,
-        tensors: Tensors,
-        parameters: bytes,
-        *,
-        grid: int,
-        first: int,
-        blocks: int,
-        threads: int,
-        shared_bytes: int,
-        seed: int,
-    ):
-        per_block = -(-threads // 32)
+    def __init__(self, code: Code, tensors: Tensors, launch: Launch, blocks: range):
+        per_block, threads = -(-launch.threads // 32), launch.threads
         self.code, self.tensors, self.threads = code, tensors, threads
-        self.parameters = np.frombuffer(parameters, np.uint8)
-        self.shape = (blocks * per_block, 32)
+        self.parameters = np.frombuffer(launch.parameters, np.uint8)
+        warps = len(blocks) * per_block
+        self.shape = (warps, 32)
         self.registers = [
             np.zeros(self.shape, f"u{n}" if n else bool) for n in code.program.register_bytes
         ]
-        self.block_of_warp = np.arange(self.shape[0]) // per_block
+        self.block_of_warp = np.arange(warps) // per_block
         self.block_of_lane = np.broadcast_to(self.block_of_warp[:, None], self.shape)
-        self.warp_of_lane = np.broadcast_to(np.arange(self.shape[0])[:, None], self.shape)
-        thread = np.arange(self.shape[0])[:, None] % per_block * 32 + np.arange(32)
-        self._specials = {
+        self.warp_of_lane = np.broadcast_to(np.arange(warps)[:, None], self.shape)
+        thread = np.arange(warps)[:, None] % per_block * 32 + np.arange(32)
+        specials = {
+            **{f"%{name}.{axis}": 0 for name in ("tid", "ctaid") for axis in "yz"},
+            **{f"%{name}.{axis}": 1 for name in ("ntid", "nctaid") for axis in "yz"},
             "%tid.x": thread,
-            "%ctaid.x": first + self.block_of_lane,
+            "%ctaid.x": blocks.start + self.block_of_lane,
             "%ntid.x": threads,
-            "%nctaid.x": grid,
+            "%nctaid.x": launch.blocks,
             "%laneid": thread % 32,
-            **dict.fromkeys(("%tid.y", "%tid.z", "%ctaid.y", "%ctaid.z"), 0),
-            **dict.fromkeys(("%ntid.y", "%ntid.z", "%nctaid.y", "%nctaid.z"), 1),
         }
         self._specials = {
             name: np.broadcast_to(np.asarray(value, "u4"), self.shape)
-            for name, value in self._specials.items()
+            for name, value in specials.items()
         }
-        self._first = first
-        self.shared = Shared(blocks, code.program.static_shared + shared_bytes)
-        self.races = Races(self.shape[0], per_block, blocks * self.shared.stride // 4)
-        self.copies, self.barriers, self.mbarriers = (
-            Copies(self),
-            BlockBarriers(self),
-            Mbarriers(self),
-        )
-        self.products = Products(self)
+        self._first = blocks.start
+        self.shared = Shared(len(blocks), code.program.static_shared + launch.shared_bytes)
+        self.races = Races(warps, per_block, len(blocks) * self.shared.stride // 4)
+        self.copies, self.products = Copies(self), Products(self)
+        self.barriers, self.mbarriers = BlockBarriers(self), Mbarriers(self)
 
         self.alive = thread < threads
-        warps = self.shape[0]
         self.waiting = np.zeros(warps, bool)  # at a barrier
         self.asleep = np.zeros(warps, bool)  # until a phase of an mbarrier ends
         self._at = np.zeros(warps, "i8")  # block of instructions that each warp is to run next
         self._lanes = self.alive.copy()  # those that run it
-        self._meeting = np.full(warps, _NOWHERE)  # where they join the lanes on top of the stack
-        self._stacks: list[list[tuple]] = [[] for _ in range(warps)]  # (meeting, at, lanes)
-        self._scheduler = _Scheduler(seed, per_block, warps)
+        self._others: dict[int, dict] = {}  # of a parted warp: its other lanes, by their block
+        self._scheduler = _Scheduler(launch.seed, per_block, warps)
         self._set_mask(self.alive)
 
     # ------------------------------------------------------------------------ what instructions use
@@ -118,12 +111,9 @@ class Machine:
         return self._specials[name]
 
     def _set_mask(self, mask: np.ndarray) -> None:
-        self.mask = mask
-        self.everyone = bool(mask.all())
-        full = mask.all(1)
-        self.whole = self.everyone or bool((full | ~mask.any(1)).all())  # no warp in part
-        self.anyone = self.everyone or bool(mask.any())
-        self._full = full
+        self.mask, self._full, some = mask, mask.all(1), mask.any(1)
+        self.everyone, self.anyone = bool(self._full.all()), bool(some.any())
+        self.whole = bool((self._full == some).all())  # no warp in part
 
     @contextlib.contextmanager
     def exactly(self, mask: np.ndarray):
@@ -140,6 +130,27 @@ class Machine:
         if not self.whole:
             raise KernelError("only part of a warp runs what all its lanes must run together")
         return np.flatnonzero(self._full)
+
+    def active(self, array) -> np.ndarray:
+        """The values of ``array`` in active lanes, [n]."""
+        array = np.asarray(array)
+        if array.shape != self.shape:
+            array = np.broadcast_to(array, self.shape)
+        return array.ravel() if self.everyone else array[self.mask]
+
+    def spread(self, values: np.ndarray) -> np.ndarray:
+        """The inverse: [warps, 32] with ``values`` [n] in active lanes."""
+        if self.everyone:
+            return values.reshape(self.shape)
+        result = np.zeros(self.shape, values.dtype)
+        result[self.mask] = values
+        return result
+
+    def each(self, *values):
+        """(warp, lane, a Python integer of each) for every active lane."""
+        arrays = [np.broadcast_to(x, self.shape) for x in values]
+        for warp, lane in np.argwhere(self.mask):
+            yield warp, lane, *(int(x[warp, lane]) for x in arrays)
 
     def put_warps(self, put, warps: np.ndarray, values: np.ndarray) -> None:
         """Write ``values`` [len(warps), 32]."""
@@ -192,60 +203,34 @@ class Machine:
             who = ", ".join(map(self.name, np.flatnonzero(self.mask.any(1))[:4]))
             where = place(block.instructions[step])
             raise KernelError(f"{where}\n  {fault}\n  warps {who}, ...") from fault
+        taken = self.mask if guard is None else self.mask & guard(self)
         if block.last == "exit":
-            self._exit(self.mask if guard is None else self.mask & guard(self), chosen, block)
-        elif block.last == "bra" and guard is not None:
-            self._branch(guard(self) & self.mask, chosen, block)
-        else:
-            self._go(chosen, block.target if block.last == "bra" else block.following)
+            self.alive &= ~taken
+        self._leave(chosen, block, taken if _branches(block) else np.zeros_like(taken))
 
-    def _go(self, warps: np.ndarray, to: int) -> None:
-        self._at[warps] = to
-        for one in np.flatnonzero(warps & (self._at == self._meeting)):
-            self._join(one)
+    def _leave(self, chosen: np.ndarray, block: Block, taken: np.ndarray) -> None:
+        """Of the ``chosen`` warps, lanes ``taken`` go to the block's target, the rest follows."""
+        goes, stays = taken.any(1), (self.mask & ~taken).any(1)
+        self._at[chosen & goes] = block.target
+        self._at[chosen & ~goes] = block.following
+        for one in {*np.flatnonzero(goes & stays), *self._others} & {*np.flatnonzero(chosen)}:
+            groups = self._others.pop(one, {})
+            for at, lanes in (
+                (block.target, taken[one]),
+                (block.following, self.mask[one] & ~taken[one]),
+            ):
+                groups[at] = groups.get(at, False) | lanes
+            self._select(one, {at: x for at, x in groups.items() if at != EXIT and x.any()})
 
-    def _join(self, one: int) -> None:
-        while self._at[one] == self._meeting[one]:
-            self._resume(one)
-
-    def _resume(self, one: int) -> None:
-        self._meeting[one], self._at[one], self._lanes[one] = self._stacks[one].pop()
-
-    def _branch(self, taken: np.ndarray, chosen: np.ndarray, block: Block) -> None:
-        some, others = taken.any(1), (self.mask & ~taken).any(1)
-        if block.target == block.following:
-            others[:] = False
-        parted = some & others
-        for one in np.flatnonzero(parted):
-            self._part(one, taken[one].copy(), block)
-        self._go(chosen & some & ~parted, block.target)
-        self._go(chosen & ~some, block.following)
-
-    def _part(self, one: int, taken: np.ndarray, block: Block) -> None:
-        lanes = self._lanes[one].copy()
-        if self._meeting[one] == block.meeting:
-            pass  # those who wait there already hold a place for these
-        else:
-            self._stacks[one].append((self._meeting[one], block.meeting, lanes))
-        sides = [(block.target, taken), (block.following, lanes & ~taken)]
-        sides = [side for side in self._scheduler.order(sides) if side[0] != block.meeting]
-        for at, part in sides[1:]:
-            self._stacks[one].append((block.meeting, at, part))
-        self._meeting[one], self._at[one], self._lanes[one] = block.meeting, *sides[0]
-
-    def _exit(self, leaving: np.ndarray, chosen: np.ndarray, block: Block) -> None:
-        self.alive &= ~leaving
-        for one in np.flatnonzero(chosen):
-            gone = leaving[one]
-            self._lanes[one] &= ~gone
-            self._at[one] = block.following
-            self._stacks[one] = [(x, y, lanes & ~gone) for x, y, lanes in self._stacks[one]]
-            while not self._lanes[one].any() and self._stacks[one]:
-                self._resume(one)
-            if not self._lanes[one].any():
-                self._at[one] = EXIT
-            else:
-                self._join(one)
+    def _select(self, one: int, groups: dict[int, np.ndarray]) -> None:
+        """Which lanes of a parted warp go on: some to whom no others will come."""
+        blocks = self.code.blocks
+        ready = [x for x in groups if not any(blocks[y].ahead >> x & 1 for y in groups)]
+        at = self._scheduler.pick(ready) if ready else EXIT
+        self._at[one] = at
+        self._lanes[one] = groups.pop(at, False)
+        if groups:
+            self._others[one] = groups
 
 
 class _Scheduler:
@@ -271,8 +256,8 @@ class _Scheduler:
                 return ready & (at == at[self._random.choice(np.flatnonzero(ready))])
         return ready & (at == at[ready].min())
 
-    def order(self, sides: list) -> list:
-        return sides[::-1] if self._random and self._random.random() < 0.5 else sides
+    def pick(self, blocks: list[int]) -> int:
+        return self._random.choice(sorted(blocks)) if self._random else min(blocks)
 
     def end_some(self, copies: Copies) -> None:
         if self._random and len(copies) and self._random.random() < self._end_share:

@@ -10,10 +10,10 @@ from .conversions import E2M1_VALUES, E4M3_VALUES
 from .decode import TYPES, instruction
 from .ptx import Immediate, KernelError
 
-_GROUP, _THREAD = np.arange(32)[:, None] // 4, np.arange(32)[:, None] % 4
+GROUP, THREAD = np.arange(32)[:, None] // 4, np.arange(32)[:, None] % 4
 
 
-def _layout(bits: int):
+def layout(bits: int):
     """For A [16, k] and B [k, 8] with k of 256 / bits, the place of each lane's elements.
 
     Answers, for each element of the row-major matrix, where it lies among [32 lanes, elements].
@@ -21,19 +21,19 @@ def _layout(bits: int):
     per_word, k = 32 // bits, 256 // bits
     i = np.arange(4 * per_word)
     word = i // per_word
-    inner = _THREAD * per_word + i % per_word  # of the reduced dimension
-    row_a, col_a = _GROUP + 8 * (word % 2), inner + k // 2 * (word // 2)
+    inner = THREAD * per_word + i % per_word  # of the reduced dimension
+    row_a, col_a = GROUP + 8 * (word % 2), inner + k // 2 * (word // 2)
     i = i[: 2 * per_word]
     row_b = inner[:, : 2 * per_word] + k // 2 * (i // per_word)
     places_a = row_a * k + col_a
-    places_b = row_b * 8 + np.broadcast_to(_GROUP, row_b.shape)
+    places_b = row_b * 8 + np.broadcast_to(GROUP, row_b.shape)
     return np.argsort(places_a.ravel()), np.argsort(places_b.ravel())
 
 
-_D = (_GROUP + 8 * (np.arange(4) // 2)) * 8 + 2 * _THREAD + np.arange(4) % 2  # [32, 4]
+_D = (GROUP + 8 * (np.arange(4) // 2)) * 8 + 2 * THREAD + np.arange(4) % 2  # [32, 4]
 
 
-def _elements(words: np.ndarray, dtype: str) -> np.ndarray:
+def elements(words: np.ndarray, dtype: str) -> np.ndarray:
     """[n, 32, registers] of words as [n, 32 * elements] of FP64."""
     flat = words.reshape(len(words), -1)
     if dtype == "e2m1":
@@ -44,7 +44,12 @@ def _elements(words: np.ndarray, dtype: str) -> np.ndarray:
     return flat.view(TYPES[dtype])
 
 
-class _Fragments:
+def rounded(sums: np.ndarray, dtype: str) -> np.ndarray:
+    """FP64 as FP32, or as integers of 32 bits, which overflow."""
+    return sums.astype("f4") if dtype == "f32" else sums.astype("i8").astype("i4")
+
+
+class Fragments:
     def __init__(self, op, operand, dtype: str = "u32"):
         self.reads = [op.read(part, dtype) for part in operand.parts]
 
@@ -56,23 +61,20 @@ class _Fragments:
 def _multiply(op, a_type, b_type, d_type, bits, scale=None):
     d, a, b, c = op.operands[:4]
     puts = [op.write(part, d_type) for part in d.parts]
-    a, b, c = _Fragments(op, a), _Fragments(op, b), _Fragments(op, c, d_type)
+    a, b, c = Fragments(op, a), Fragments(op, b), Fragments(op, c, d_type)
     if (len(a.reads), len(b.reads), len(c.reads), len(puts)) != (4, 2, 4, 4):
         raise KernelError("fragments of a wrong size")
-    order_a, order_b = _layout(bits)
+    order_a, order_b = layout(bits)
     k = 256 // bits
 
     def run(m):
         warps = m.whole_warps()
-        x = np.take(_elements(a(m, warps), a_type), order_a, 1).reshape(-1, 16, k).astype("f8")
-        y = np.take(_elements(b(m, warps), b_type), order_b, 1).reshape(-1, k, 8).astype("f8")
+        x = np.take(elements(a(m, warps), a_type), order_a, 1).reshape(-1, 16, k).astype("f8")
+        y = np.take(elements(b(m, warps), b_type), order_b, 1).reshape(-1, k, 8).astype("f8")
         if scale:
             x, y = scale(m, warps, x, y)
         products = (x @ y).reshape(-1, 128)[:, _D]
-        if d_type == "f32":
-            sums = (products + c(m, warps)).astype("f4")
-        else:
-            sums = (products.astype("i8") + c(m, warps)).astype("i4")
+        sums = rounded(products + c(m, warps), d_type)
         for i, put in enumerate(puts):
             m.put_warps(put, warps, sums[..., i])
 
@@ -101,13 +103,14 @@ def _small(op):
 def _scaled(op):
     """Four scales per row of A and column of B, the first in the low byte of a lane's word.
 
-    Selectors are {byte, thread}. Of A, thread 0 or 1 chooses a pair of the four lanes of a group:
-    the first one's word is for row groupID, the second one's for row groupID + 8. Of B, thread 0
-    to 3 chooses the lane whose word is for column groupID. With four scales a word the byte is 0.
+    PTX ISA, section 9.7.14.3, block scaling: selectors are {byte, thread}. Of A, thread 0 or 1
+    chooses the lower or upper pair of the four lanes of a group: the first one's word is for row
+    groupID, the second one's for row groupID + 8 (figure 43). Of B, thread 0 to 3 chooses the lane
+    whose word is for column groupID (figure 44). With four scales a word the byte is 0 (table 37).
     """
     scales_a, selector_a, scales_b, selector_b = op.operands[4:]
     pair, lane_b = _selected(selector_a, 2), _selected(selector_b, 4)
-    scales_a, scales_b = _Fragments(op, scales_a), _Fragments(op, scales_b)
+    scales_a, scales_b = Fragments(op, scales_a), Fragments(op, scales_b)
     rows = np.arange(16)
     lanes_a = 4 * (rows % 8) + 2 * pair + rows // 8
     lanes_b = 4 * np.arange(8) + lane_b

@@ -22,7 +22,6 @@ class Register(NamedTuple):
 
 class Immediate(NamedTuple):
     bits: int  # of an integer its value, of a floating-point number its representation
-    is_float: bool = False
 
 
 class Special(NamedTuple):
@@ -87,7 +86,7 @@ _SHARED = re.compile(
 )
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"(?:[^"]*[/\\])?([^"]*)"', re.MULTILINE)
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)")
-_GUARD = re.compile(r"@(!?)([\w$%]+)\s+")
+_INSTRUCTION = re.compile(r"(?:@(!?)([\w$%]+) )?(\S+)(.*)")
 
 
 def parse(text: str, entry: str | None = None) -> Program:
@@ -136,97 +135,97 @@ class _Body:
         self.text = text
         self.starts = [0, *(found.end() for found in re.finditer("\n", text))]
         self.files = dict(_FILE.findall(text))
-        self.scopes: list[dict[str, Register]] = [{}]
-        self.labels: list[dict[str, str]] = [{}]  # a scope's own labels, made unique
+        self.scopes: list[dict[str, Register | Symbol]] = [{}]  # registers, and labels in braces
         self.source = ""
+        self.line = 0
 
     def read(self, position: int) -> None:
         while self.scopes:
             blanks = _BLANKS.match(self.text, position)
             position = blanks.end() if blanks else position
             found = _TOKEN.match(self.text, position)
-            line = bisect_right(self.starts, position)
+            self.line = bisect_right(self.starts, position)
             if not found:
-                raise KernelError(f"PTX line {line} is not understood")
+                raise KernelError(f"PTX line {self.line} is not understood")
             position = found.end()
-            kind = found.lastgroup
+            kind, text = found.lastgroup, found[found.lastgroup]
             if kind == "directive":
-                self._locate(found[0])
+                self._locate(text)
             elif kind == "open":
                 self._enter(position)
             elif kind == "close":
-                self.scopes.pop(), self.labels.pop()
+                self.scopes.pop()
             elif kind == "label":
-                name = self.labels[-1].get(found["label"], found["label"])
+                name = self.scopes[-1].get(text, Symbol(text)).name
                 self.program.labels[name] = len(self.program.instructions)
-            elif found["statement"].startswith("."):
-                self._declare(found["statement"], line)
+            elif text.startswith("."):
+                self._declare(text)
             else:
-                self.program.instructions.append(self._instruction(found["statement"], line))
+                self.program.instructions.append(self._instruction(text))
 
     def _enter(self, position: int) -> None:
         """A scope of inline assembly; its labels may be those of another scope too."""
         inside = self.text[position : self.text.index("}\n", position)]
         names = re.findall(r"([\w$]+):(?!:)", inside)
-        self.scopes.append({})
-        self.labels.append({name: f"{name}@{position}" for name in names})
+        self.scopes.append({name: Symbol(f"{name}@{position}") for name in names})
 
     def _locate(self, directive: str) -> None:
         found = _LOC.match(directive)
         if found:
             self.source = f"{self.files.get(found[1], found[1])}:{found[2]}"
 
-    def _declare(self, statement: str, line: int) -> None:
+    def _declare(self, statement: str) -> None:
         kind, *rest = statement.split(None, 2)
         if kind in (".pragma", ".shared"):
             return
         if kind != ".reg":
-            raise KernelError(f"PTX line {line}: unknown declaration {statement}")
+            raise KernelError(f"PTX line {self.line}: unknown declaration {statement}")
         size = 0 if rest[0] == ".pred" else _SIZES[rest[0][2:]]
-        for name in (part.strip() for part in rest[1].split(",")):
+        for name in rest[1].replace(" ", "").split(","):
             found = re.fullmatch(r"(%?\w+)<(\d+)>", name)
             for one in [f"{found[1]}{i}" for i in range(int(found[2]))] if found else [name]:
                 self.scopes[-1][one] = Register(len(self.program.register_bytes), size)
                 self.program.register_bytes.append(size)
 
-    def _instruction(self, statement: str, line: int) -> Instruction:
-        guard = None
-        found = _GUARD.match(statement)
-        body = statement[found.end() :] if found else statement
-        if found:
-            register = self._operand(found[2], line)
-            guard = Negated(register) if found[1] else register
-        opcode, _, rest = body.strip().replace("\t", " ").partition(" ")
-        operands = tuple(self._operand(part, line) for part in _split(rest))
-        return Instruction(opcode, operands, guard, line, self.source, " ".join(statement.split()))
+    def _instruction(self, statement: str) -> Instruction:
+        text = " ".join(statement.split())
+        sign, guard, opcode, rest = _INSTRUCTION.fullmatch(text).groups()
+        if guard:
+            guard = self._operand(sign + guard)
+        operands = tuple(self._operand(part) for part in _split(rest))
+        return Instruction(opcode, operands, guard, self.line, self.source, text)
 
-    def _operand(self, text: str, line: int):
-        if text == "_":
-            return None
-        if text[0] == "{":
-            return Vector(tuple(self._operand(part, line) for part in _split(text[1:-1])))
-        if text[0] == "[":
-            base, sign, offset = re.fullmatch(
-                r"\[([^+\s]+?)\s*(?:([+-])\s*(-?\w+))?\]", text
-            ).groups()
-            step = int(offset, 0) if offset else 0
-            return Address(self._operand(base, line), -step if sign == "-" else step)
-        if "|" in text:
-            return Pair(*(self._operand(part.strip(), line) for part in text.split("|")))
-        if text[0] == "!":
-            return Negated(self._operand(text[1:], line))
+    def _operand(self, text: str):
         for scope in reversed(self.scopes):
             if text in scope:
                 return scope[text]
-        if text[0] == "%":
-            return Special(text)
-        if re.fullmatch(r"0[fFdD][0-9a-fA-F]+", text):
-            return Immediate(int(text[2:], 16), True)
-        if re.fullmatch(r"-?(0[xX][0-9a-fA-F]+|\d+)U?", text):
-            return Immediate(int(text.rstrip("U"), 0))
-        if re.fullmatch(r"[\w$]+", text):
-            return Symbol(next((x[text] for x in reversed(self.labels) if text in x), text))
-        raise KernelError(f"PTX line {line}: operand {text} is not understood")
+        for pattern, make in _OPERANDS:
+            found = pattern.fullmatch(text)
+            if found:
+                return make(self._operand, *found.groups())
+        raise KernelError(f"PTX line {self.line}: operand {text} is not understood")
+
+
+def _address(operand, base: str, sign: str | None, offset: str | None) -> Address:
+    step = int(offset or "0", 0)
+    return Address(operand(base), -step if sign == "-" else step)
+
+
+# What operands look like, and what makes them of the pattern's groups; the first is for parts.
+_OPERANDS = [
+    (re.compile(pattern), make)
+    for pattern, make in (
+        ("_", lambda operand: None),
+        (r"\{(.*)\}", lambda operand, x: Vector(tuple(map(operand, _split(x))))),
+        (r"\[([^+\s]+?)\s*(?:([+-])\s*(-?\w+))?\]", _address),
+        (r"(.*\S)\s*\|\s*(.*)", lambda operand, x, y: Pair(operand(x), operand(y))),
+        ("!(.*)", lambda operand, x: Negated(operand(x))),
+        ("(%.*)", lambda operand, x: Special(x)),
+        ("0[fFdD]([0-9a-fA-F]+)", lambda operand, x: Immediate(int(x, 16))),
+        (r"(-?(?:0[xX][0-9a-fA-F]+|\d+))U?", lambda operand, x: Immediate(int(x, 0))),
+        (r"([\w$]+)", lambda operand, x: Symbol(x)),
+    )
+]
 
 
 def _split(text: str) -> list[str]:

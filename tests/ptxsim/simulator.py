@@ -3,12 +3,11 @@
 from dataclasses import replace
 from functools import lru_cache
 
-from cuda.bindings import nvrtc
 from sageattention3.kernels.jit import compile as jit
 from sageattention3.kernels.jit.nvrtc import find_nvrtc
 from sageattention3.kernels.jit.variants import Variant
 
-from .machine import Code, Machine
+from .machine import Code, Launch, Machine
 from .memory import Tensors
 from .ptx import KernelError, parse
 
@@ -18,42 +17,27 @@ Edit = tuple[str, str, str]
 
 def make_ptx(job: jit.Job) -> tuple[str, str]:
     """PTX of ``job`` and its kernel's name."""
-    jit._load(job)
-    (main, text), *headers = [(name.encode(), text.encode()) for name, text in job.sources]
-    program = jit._checked(
-        nvrtc.nvrtcCreateProgram(
-            text, main, len(headers), [text for _, text in headers], [name for name, _ in headers]
-        )
-    )
-    jit._checked(nvrtc.nvrtcAddNameExpression(program, job.expression.encode()))
     # A virtual architecture: the compiler stops at PTX.
     arch = job.arch.replace("sm_", "compute_")
-    options = [f"--gpu-architecture={arch}".encode(), b"--std=c++17", b"--generate-line-info"]
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    if status:
-        log = jit._fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
-        raise jit.CompileError(log.decode(errors="replace"))
-    name = jit._checked(nvrtc.nvrtcGetLoweredName(program, job.expression.encode())).decode()
-    ptx = jit._fetch(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program).decode().strip("\0")
-    return ptx, name
+    program, name, _ = jit.run_nvrtc(
+        replace(job, arch=arch, options=("--std=c++17", "--generate-line-info"))
+    )
+    return jit.fetch(program, "PTX").decode().strip("\0"), name
 
 
 @lru_cache(maxsize=24)  # of some hundred thousand objects each
 def _code(variant: Variant, sm: int, edit: Edit | None) -> Code:
     job = jit.describe_job(variant, sm, find_nvrtc())
-    if edit is None:
-        return Code(parse(*make_ptx(job)))
-    file, *texts = edit
-    if file == "ptx":
-        ptx, name = make_ptx(job)
-        return Code(parse(ptx.replace(*texts), name))
     sources = dict(job.sources)
-    if file not in sources:
+    file, *texts = edit or ("",)
+    if edit and file != "ptx" and file not in sources:
         return _code(variant, sm, None)
-    if texts[0] not in sources[file]:
-        raise ValueError(f"{file} no longer holds {texts[0]!r}")
-    sources[file] = sources[file].replace(*texts)
-    return Code(parse(*make_ptx(replace(job, sources=tuple(sources.items())))))
+    if file in sources:
+        if texts[0] not in sources[file]:
+            raise ValueError(f"{file} no longer holds {texts[0]!r}")
+        sources[file] = sources[file].replace(*texts)
+    ptx, name = make_ptx(replace(job, sources=tuple(sources.items())))
+    return Code(parse(ptx.replace(*texts) if file == "ptx" else ptx, name))
 
 
 class Simulator:
@@ -67,41 +51,18 @@ class Simulator:
         self.sm, self.seed, self.edit = sm, seed, edit
 
     def launch(self, variant: Variant, device, blocks: int, *values) -> None:
-        run(
-            _code(variant, self.sm, self.edit),
-            variant.packer.pack(*values),
-            blocks=blocks,
-            threads=variant.threads,
-            shared_bytes=variant.shared_bytes,
-            seed=self.seed,
-        )
+        parameters = variant.packer.pack(*values)
+        launch = Launch(parameters, blocks, variant.threads, variant.shared_bytes, self.seed)
+        run(_code(variant, self.sm, self.edit), launch)
 
 
-def run(
-    code: Code,
-    parameters: bytes,
-    *,
-    blocks: int,
-    threads: int,
-    shared_bytes: int = 0,
-    seed: int = 0,
-) -> None:
+def run(code: Code, launch: Launch) -> None:
     """Run a grid, as many blocks at a time as make good use of array operations."""
     tensors = Tensors()
-    step = max(1, _MOST_WARPS * 32 // threads)
-    for first in range(0, blocks, step):
-        machine = Machine(
-            code,
-            tensors,
-            parameters,
-            grid=blocks,
-            first=first,
-            blocks=min(step, blocks - first),
-            threads=threads,
-            shared_bytes=shared_bytes,
-            seed=seed,
-        )
+    step = max(1, _MOST_WARPS * 32 // launch.threads)
+    for first in range(0, launch.blocks, step):
+        blocks = range(first, min(first + step, launch.blocks))
         try:
-            machine.run()
+            Machine(code, tensors, launch, blocks).run()
         except KernelError as fault:
             raise KernelError(f"{code.program.name}: {fault}") from fault

@@ -1,19 +1,23 @@
 """Small PTX kernels for tests: some instructions between loads of inputs and a store of results."""
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 
-from .machine import Code
+from .machine import Code, Launch
 from .ptx import parse
 from .simulator import run
 
 _KERNEL = """
 .version 8.8
-.target sm_120a
+.target {target}
 .address_size 64
-.extern .shared .align 128 .b8 dynamic[];
-.entry test(.param .u64 test_param_0, .param .u64 test_param_1) {{
-  .reg .b32 a, b, c, d, e, f, tid, ctaid, ntid, index, x<8>, y<8>, z<8>, w<8>;
+.file 1 "snippet.cu"
+.extern .shared .align 1024 .b8 dynamic[];
+.visible .entry test(.param .u64 test_param_0, .param .u64 test_param_1) {{
+  .reg .b32 a, b, c, d, e, f, tid, ctaid, ntid, index;
+  .reg .b32 x<8>, y<8>, z<8>, w<8>, u<80>, m<128>;
   .reg .b64 in, out, wide, da, db, dc;
   .reg .b16 ha, hb, hc;
   .reg .pred p, q, r;
@@ -33,8 +37,45 @@ _KERNEL = """
   {stores}
   ret;
 }}
-.file 1 "snippet.cu"
 """
+
+
+class Snippet(NamedTuple):
+    body: str
+    inputs: tuple[str, ...]  # registers that are loaded before it
+    outputs: tuple[str, ...]  # registers that are stored behind it
+    threads: int
+    blocks: int
+    shared_bytes: int
+
+    def text(self, target: str) -> str:
+        loads = enumerate(self.inputs)
+        stores = enumerate(self.outputs)
+        return _KERNEL.format(
+            target=target,
+            input_bytes=4 * max(1, len(self.inputs)),
+            output_bytes=4 * max(1, len(self.outputs)),
+            loads="\n  ".join(f"ld.global.b32 {x}, [in+{4 * i}];" for i, x in loads),
+            body=self.body,
+            stores="\n  ".join(f"st.global.b32 [out+{4 * i}], {x};" for i, x in stores),
+        )
+
+    def room(self, device: str = "cpu") -> torch.Tensor:
+        """For the results: int32 [blocks * threads, len(outputs)]."""
+        count = self.blocks * self.threads
+        return torch.zeros(count, max(1, len(self.outputs)), dtype=torch.int32, device=device)
+
+
+def interpret(snippet: Snippet, given: np.ndarray, seed: int = 0) -> np.ndarray:
+    """What the snippet makes of ``given``, uint32 [threads, inputs]: uint32 [threads, outputs]."""
+    source, target = torch.from_numpy(given.view("i4")), snippet.room()
+    parameters = np.array([source.data_ptr(), target.data_ptr()], "u8").tobytes()
+    sizes = snippet.blocks, snippet.threads, snippet.shared_bytes
+    run(Code(parse(snippet.text("sm_120a"))), Launch(parameters, *sizes, seed))
+    return target.numpy().view("u4")
+
+
+execute = interpret  # or what conftest.py puts in its place
 
 
 def call(body: str, inputs=(), outputs=("d",), *, threads=32, blocks=1, shared_bytes=0, seed=0):
@@ -42,29 +83,11 @@ def call(body: str, inputs=(), outputs=("d",), *, threads=32, blocks=1, shared_b
 
     inputs: register to array or number, as FP32 if floating, else as 32-bit integers.
     """
-    inputs = dict(inputs)
-    count = blocks * threads
+    inputs, count = dict(inputs), blocks * threads
     columns = [np.broadcast_to(_words(x), count) for x in inputs.values()]
     given = np.stack(columns, 1) if columns else np.zeros((count, 1), "u4")
-    source = torch.from_numpy(np.ascontiguousarray(given).view("i4"))
-    target = torch.zeros(count, max(1, len(outputs)), dtype=torch.int32)
-    text = _KERNEL.format(
-        input_bytes=4 * given.shape[1],
-        output_bytes=4 * target.shape[1],
-        loads="\n  ".join(f"ld.global.b32 {x}, [in+{4 * i}];" for i, x in enumerate(inputs)),
-        body=body,
-        stores="\n  ".join(f"st.global.b32 [out+{4 * i}], {x};" for i, x in enumerate(outputs)),
-    )
-    parameters = np.array([source.data_ptr(), target.data_ptr()], "u8").tobytes()
-    run(
-        Code(parse(text)),
-        parameters,
-        blocks=blocks,
-        threads=threads,
-        shared_bytes=shared_bytes,
-        seed=seed,
-    )
-    return target.numpy().view("u4")
+    snippet = Snippet(body, tuple(inputs), tuple(outputs), threads, blocks, shared_bytes)
+    return execute(snippet, np.ascontiguousarray(given), seed)
 
 
 def _words(x) -> np.ndarray:

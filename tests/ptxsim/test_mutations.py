@@ -6,11 +6,11 @@ interpreter, whatever the numbers.
 """
 
 import pytest
-import torch
 from sageattention3.kernels.launch import sm80_int8, sm120_fp4
 from sageattention3.kernels.metrics import compare
 from sageattention3.kernels.reference import exact_attention, fp4_model
 
+from .calls import token_major
 from .ptx import KernelError
 from .simulator import Simulator
 
@@ -144,9 +144,8 @@ FP4_FAULTS = [
 ]
 
 
-def tensors(nq, nk, d=64):
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, 1, n, d, generator=generator) for n in (nq, nk, nk))
+def tensors(nq, nk):
+    q, k, v = token_major((1, nq), (1, nk), (1, nk))
     k[..., :2] += 4
     return q, k, v
 

@@ -7,6 +7,7 @@ import torch
 from sageattention3.kernels.launch import sm80_sagebwd
 
 from . import sagebwd_calls
+from .calls import in_any_order
 from .ptx import KernelError
 from .sagebwd_calls import tensors
 from .simulator import Simulator
@@ -78,12 +79,7 @@ def test_memory_behind_the_ends_does_not_matter():
 
 def test_warps_may_come_in_any_order(simulator):
     given = tensors(nq=70, nk=100)
-    outputs = []
-    for simulator.seed in range(4):
-        outputs.append(run(*given))
-    simulator.seed = 0
-    for others in outputs[1:]:
-        assert all(torch.equal(x, y) for x, y in zip(outputs[0], others, strict=True))
+    in_any_order(simulator, range(4), lambda: run(*given))
 
 
 def test_any_strides_give_the_same_bits():

@@ -5,8 +5,6 @@ from functools import partial
 import pytest
 import torch
 from sageattention3.kernels.launch.sm90_int8 import attend
-from sageattention3.kernels.metrics import compare
-from sageattention3.kernels.reference import exact_attention
 
 from . import calls
 from .ptx import KernelError
@@ -29,13 +27,8 @@ def run(q, k, v, *, causal=False, **options):
 
 def check(simulator, q, k, v, *, causal=False, seeds=(0, 1, 2)):
     """Near exact attention, and the same bits however warps interleave."""
-    outputs = []
-    for simulator.seed in seeds:
-        outputs.append(run(q, k, v, causal=causal))
-    errors = compare(outputs[0], exact_attention(q, k, v, causal=causal))
-    assert errors.finite, errors
-    assert errors.rel_l1 < BAR, errors
-    assert all(torch.equal(out, outputs[0]) for out in outputs)
+    out = calls.in_any_order(simulator, seeds, lambda: run(q, k, v, causal=causal))
+    calls.check_near_exact(out, q, k, v, BAR, causal=causal)
 
 
 @pytest.mark.parametrize("d", [104, 128])

@@ -1,19 +1,18 @@
-"""wgmma: products of a warpgroup's A and B with D in registers, B and maybe A in shared memory.
+"""wgmma: products of a warpgroup's matrices A and B, with D in registers (PTX ISA, section 9.7.15).
 
-PTX ISA, sections on asynchronous warpgroup-level matrix instructions. Each warp has 16 rows of A
-and D, in fragments like those of mma.sync. A and B are read when a product begins; D holds noise
-until a wait has ended the product's group, so that whoever reads it too early is found out.
+Each warp has 16 rows of A and D, in fragments like those of mma.sync; B, and A if it likes, lies in
+shared memory and is read when a product begins. D holds noise until a wait has ended the product's
+group, so that whoever reads it too early is found out.
 """
 
 import numpy as np
 
+from .access import load_rows
 from .decode import TYPES, instruction
-from .matrix import _GROUP, _THREAD, _Fragments, _layout
-from .ptx import Immediate, KernelError, Register
+from .matrix import GROUP, THREAD, Fragments, elements, layout, rounded
+from .ptx import Immediate, KernelError, Vector
 
 _NOISE = np.uint32(0x7FC0DEAD)  # a NaN, or a large integer
-_LANES = np.arange(32)
-_SWIZZLED_BITS = {3: 1, 2: 2, 1: 3}  # by the descriptor's layout type: of a row's number
 
 
 class Products:
@@ -57,117 +56,116 @@ class Products:
                 group[ended] = -1
 
 
+_START, _LEADING, _STRIDE, _SWIZZLE = 0, 16, 32, 62  # first bits of a descriptor's fields
+_UNKNOWN = np.uint64(0x3FFFC000C000C000)  # a descriptor's other bits; of its base offset also
+_SWIZZLED_BITS = np.array([0, 3, 2, 1])  # of a row's number, by the descriptor's kind of swizzling
+
+
 def _descriptor(m, read, warps):
-    """Start address, leading and stride offset in bytes, and swizzled bits, of all warps alike."""
+    """Start address, leading and stride offset in bytes, and swizzled bits: [warps, 1, 1] each."""
     lanes = np.broadcast_to(read(m), m.shape)[warps]
     if (lanes != lanes[:, :1]).any():
         raise KernelError("lanes of a warp disagree on a descriptor")
-    bits = lanes[:, 0].astype("u8")
-    field = lambda first: ((bits >> np.uint64(first)) & np.uint64(0x3FFF)).astype("i8") * 16  # noqa: E731
-    swizzle = bits[0] >> np.uint64(62)
-    if int(swizzle) not in _SWIZZLED_BITS:
-        raise KernelError("matrices without swizzling are unknown here")
-    return field(0), field(16), field(32), _SWIZZLED_BITS[int(swizzle)]
+    if (lanes & _UNKNOWN).any():
+        raise KernelError(f"descriptor {lanes[0, 0]:#x} sets bits that are unknown here")
+    bits = lanes[:, 0].astype("i8").reshape(-1, 1, 1)
+    fields = [(bits >> first & 0x3FFF) * 16 for first in (_START, _LEADING, _STRIDE)]
+    return *fields, _SWIZZLED_BITS[bits >> _SWIZZLE & 3]
 
 
-def _fetch(m, warps, starts, offsets, swizzled_bits):
-    """Sixteen bytes at each of ``offsets`` [...] from ``starts`` [warps]: u4 [warps, ..., 4]."""
-    address = starts.reshape(-1, *[1] * offsets[0].ndim) + offsets
-    address ^= (address >> 7 & (1 << swizzled_bits) - 1) << 4
-    by = np.repeat(warps, address[0].size)
-    places = m.shared.place(address.ravel(), m.block_of_warp[by], 16)
-    m.races.read(by, places, 16)
-    return m.shared.load(places, 4, 4).reshape(*address.shape, 4)
+def _fetch(m, warps, read, rows, units, transposed):
+    """16 bytes of each of ``rows`` and ``units`` of a matrix, [..., rows, 1] and [..., units].
 
-
-def _panel(m, warps, read, rows):
-    """Rows of 32 bytes of k, [warps, rows, 32]; rows: numbers [n] or, of each warp, [warps, n].
-
-    In memory they are as long as the swizzle is wide, and the product starts anywhere in them.
+    A row is one of M or N with K along it, or one of K where ``transposed``. Eight rows of as many
+    units as swizzling mixes (one without it) follow each other; the offsets are from there on.
     """
-    start, _, stride, bits = _descriptor(m, read, warps)
-    row, half = np.broadcast_to(rows, (len(warps), rows.shape[-1]))[..., None], np.arange(2)
-    offsets = stride.reshape(-1, 1, 1) * (row // 8) + row % 8 * (16 << bits) + half * 16
-    words = _fetch(m, warps, start, offsets, bits)
-    return np.ascontiguousarray(words.reshape(*row.shape[:2], 8)).view("u1")
-
-
-def _rows_of_n(m, warps, read, n, dtype):
-    """B [warps, 32 bytes of k, n] where k is contiguous."""
-    return _panel(m, warps, read, np.arange(n)).view(dtype).swapaxes(1, 2)
-
-
-def _rows_of_a(m, warps, read, dtype):
-    """A [warps, 16, 32 bytes of k], of which each warp of the group has its sixteen rows."""
-    return _panel(m, warps, read, warps[:, None] % 4 * 16 + np.arange(16)).view(dtype)
-
-
-def _rows_of_k(m, warps, read, n, dtype):
-    """B [warps, 16, n] of 16-bit words where n is contiguous."""
     start, leading, stride, bits = _descriptor(m, read, warps)
-    row, unit = np.arange(16)[:, None], np.arange(n // 8)
-    per_row = 1 << bits  # units of 16 bytes
-    offsets = (
-        leading.reshape(-1, 1, 1) * (unit // per_row)
-        + stride.reshape(-1, 1, 1) * (row // 8)
-        + row % 8 * (16 * per_row)
-        + unit % per_row * 16
-    )
-    words = _fetch(m, warps, start, offsets, bits)
-    return np.ascontiguousarray(words.reshape(len(warps), 16, n // 2)).view(dtype)
+    if transposed:  # without swizzling the offsets are of the dimensions, else of rows and units
+        leading, stride = (np.where(bits, *x) for x in ((leading, stride), (stride, leading)))
+    address = start + leading * (units >> bits) + stride * (rows // 8)
+    address = address + (((rows % 8) << bits) + (units & (1 << bits) - 1)) * 16
+    address ^= (address >> 7 & (1 << bits) - 1) << 4
+    return load_rows(m, warps, address)
 
 
-def _product(op, n, a_type, b_type, d_type, bits, fetch):
-    d, a, b, adds = op.operands[:4]
-    indices = [part.index for part in d.parts]
-    b, adds = op.read(b, "u64"), op.read(adds, "pred")
-    in_shared = isinstance(a, Register)
-    a = op.read(a, "u64") if in_shared else _Fragments(op, a)
-    if len(indices) != n // 2 or (not in_shared and len(a.reads) != 4):
+def _in_shared(op, operand, dtype, rows, k, transposed, by_warp):
+    """A function of the machine and warps: ``rows`` of A or columns of B, [warps, rows, k].
+
+    by_warp: each warp of a warpgroup has rows of its own.
+    """
+    read, row = op.read(operand, "u64"), np.arange(rows)
+
+    def fetch(m, warps):
+        mine = m.special("%tid.x")[warps, :1].astype("i8") // 32 % 4 * rows * by_warp + row
+        if transposed:
+            words = _fetch(m, warps, read, np.arange(k)[:, None], mine[:, None, ::8] // 8, True)
+            return elements(words, dtype).reshape(-1, k, rows).swapaxes(1, 2)
+        words = _fetch(m, warps, read, mine[:, :, None], np.arange(2), False)
+        return elements(words, dtype).reshape(-1, rows, k)
+
+    return fetch
+
+
+def _in_registers(op, operand, dtype, k):
+    fragments, (order, _) = Fragments(op, operand), layout(256 // k)
+    if len(fragments.reads) != 4:
         raise KernelError("fragments of a wrong size")
-    order_a, _ = _layout(bits)
-    k = 256 // bits
-    a_type, b_type = TYPES[a_type], TYPES[b_type]
+    return lambda m, warps: np.take(elements(fragments(m, warps), dtype), order, 1).reshape(
+        -1, 16, k
+    )
+
+
+# By the type of A: its K, the type of D, and whether signs and transposed matrices are to choose.
+_FORMS = {
+    "f16": (16, "f32", True, True),
+    "bf16": (16, "f32", True, True),
+    "e4m3": (32, "f32", True, False),
+    "s8": (32, "s32", False, False),
+    "u8": (32, "s32", False, False),
+}
+_ALIKE = {"s8": "u8", "u8": "s8"}  # may be multiplied with each other
+
+
+@instruction(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.([sf]32)\.(\w+)\.(\w+)")
+def _product(op, n, k, d_type, a_type, b_type):
+    n, k = int(n), int(k)
+    wanted, accumulated, signs, transposable = _FORMS[a_type]
+    if (k, d_type) != (wanted, accumulated) or b_type not in (a_type, _ALIKE.get(a_type)):
+        raise KernelError("these types have no product")
+    if n % 8 or not 8 <= n <= 256 or (d_type == "s32" and n % 16 and n not in (8, 24)):
+        raise KernelError(f"products of {n} columns do not exist")
+    d, a, b, adds, *more = op.operands
+    a_in_registers = isinstance(a, Vector)
+    choices = [x.bits for x in more if isinstance(x, Immediate)]
+    if len(choices) != 2 * signs + transposable * (2 - a_in_registers):
+        raise KernelError("signs and transpositions are not as many as this product has")
+    sign = np.prod(choices[:2]) if signs else 1
+    transposed_a, transposed_b = [0, 0, *choices[2 * signs :]][-2:]
+    a = (
+        _in_registers(op, a, a_type, k)
+        if a_in_registers
+        else _in_shared(op, a, a_type, 16, k, transposed_a, True)
+    )
+    b = _in_shared(op, b, b_type, n, k, transposed_b, False)
+    adds, indices = op.read(adds, "pred"), [part.index for part in d.parts]
+    if len(indices) != n // 2:
+        raise KernelError("fragments of a wrong size")
+    i = np.arange(n // 2)[:, None]
+    rows, columns = GROUP.T + i % 4 // 2 * 8, i // 4 * 8 + 2 * THREAD.T + i % 2
 
     def run(m):
         warps = m.whole_warps()
         if not len(warps):
             return
-        if in_shared:
-            x = _rows_of_a(m, warps, a, a_type)
-        else:
-            words = a(m, warps).reshape(len(warps), -1)
-            x = np.take(words.view(a_type), order_a, 1).reshape(-1, 16, k)
-        products = x.astype("f8") @ fetch(m, warps, b, n, b_type).astype("f8")
-        added = np.broadcast_to(adds(m), m.shape)[warps]
+        x, y = a(m, warps).astype("f8"), b(m, warps).astype("f8")
+        added = np.broadcast_to(adds(m), m.shape)[warps][:, None]
+        before = np.stack([m.products.read(index, warps) for index in indices], 1)
+        before = np.where(added, before, np.uint32(0)).view(TYPES[d_type])
+        sums = (sign * x @ y.swapaxes(1, 2))[:, rows, columns] + before
         for i, index in enumerate(indices):
-            rows, columns = _GROUP[:, 0] + i % 4 // 2 * 8, i // 4 * 8 + 2 * _THREAD[:, 0] + i % 2
-            values = products[:, rows, columns]
-            before = np.where(added, m.products.read(index, warps), 0).astype("u4")
-            if d_type == "f32":
-                values = (values + before.view("f4")).astype("f4")
-            else:
-                values = (values.astype("i8") + before.view("i4")).astype("i4")
-            m.products.begin(index, warps, values)
+            m.products.begin(index, warps, rounded(sums[:, i], d_type))
 
     return run
-
-
-@instruction(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k32\.s32\.([su]8)\.([su]8)")
-def _bytes(op, n, a_type, b_type):
-    return _product(op, int(n), a_type, b_type, "s32", 8, _rows_of_n)
-
-
-@instruction(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(f16|bf16)\.\2")
-def _halves(op, n, dtype):
-    a, flags = op.operands[1], [x.bits for x in op.operands[4:] if isinstance(x, Immediate)]
-    signs, transposed = flags[:2], flags[2:]
-    if signs != [1, 1]:
-        raise KernelError("products with a change of sign are unknown here")
-    if isinstance(a, Register) and transposed.pop(0):
-        raise KernelError("a transposed A is unknown here")
-    fetch = {(0,): _rows_of_n, (1,): _rows_of_k}[tuple(transposed)]
-    return _product(op, int(n), dtype, dtype, "f32", 16, fetch)
 
 
 @instruction(r"wgmma\.fence\.sync\.aligned")
