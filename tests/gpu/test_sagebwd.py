@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from sageattention3.kernels import attention_trainable
 from sageattention3.kernels.launch import sm80_sagebwd, sm90_sagebwd
 from sageattention3.kernels.reference import exact_attention
 
@@ -74,3 +75,12 @@ def test_queries_share_key_heads(train, hq, hk):
 def test_masks(kind):
     given = tensors(b=2, hq=4, hk=2, nq=200, nk=333)
     check(sm80_sagebwd.train, *given, mask=mask_of_kind(kind, 2, 1, 200, 333))
+
+
+@pytest.mark.skipif("sm90" not in TRAINERS, reason="needs a GPU of compute capability 9.0")
+@pytest.mark.parametrize("d", [64, 128])
+def test_the_backend_proves_itself_where_it_is_named(d):
+    q, k, v = tensors(nq=200, nk=200, d=d)
+    out = attention_trainable(q.requires_grad_(), k, v, backend="sm90_sagebwd")
+    out.float().sum().backward()
+    assert q.grad.isfinite().all()
