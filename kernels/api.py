@@ -109,13 +109,13 @@ def attention_trainable(
 
 
 def capabilities(device: torch.device | str) -> list[Capability]:
-    """Every backend and precision on ``device``, for an everyday call."""
+    """Every backend and precision on ``device``, for an everyday call that needs no gradient."""
     device = torch.device(device)
     rows = []
     for precision in PRECISIONS:
         request = everyday_request(precision, device)
         for backend in backends.BACKENDS:
-            if precision in backend.precisions:
+            if precision in backend.precisions and backend.forward is not None:
                 reason = objection_of(backend, request) or ""
                 rows.append(Capability(precision, backend.name, backend.native, not reason, reason))
     return rows

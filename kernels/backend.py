@@ -51,16 +51,15 @@ class HeadDimUpTo:
 
 @dataclass(frozen=True)
 class HeadDimIn:
-    """head_dim of ``first`` to ``last`` channels."""
+    """head_dim of first to last channels, in one of ``ranges``."""
 
-    first: int
-    last: int
+    ranges: tuple[tuple[int, int], ...]
 
     def admits(self, request: Request) -> bool:
-        return self.first <= request.head_dim <= self.last
+        return any(first <= request.head_dim <= last for first, last in self.ranges)
 
     def describe(self) -> str:
-        return f"a head_dim of {self.first} to {self.last}"
+        return "a head_dim of " + " or ".join(f"{first} to {last}" for first, last in self.ranges)
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ class Backend:
     """One way to compute ``precisions``.
 
     forward: ``(q, k, v, *, precision, mask, scale, causal) -> out`` on [B, H, N, D] tensors; out is
-    token-major in memory.
+        token-major in memory. None if it serves training alone.
     train: the differentiable INT8 form (SageBwd), same arguments without precision; None if absent.
     prepare: ``(q, k, v, *, causal) -> ((q, k, v, *, mask, scale) -> out)``, ``forward`` for calls
         without a mask whose tensors have the same sizes, strides and dtypes, faster as it has
@@ -133,7 +132,7 @@ class Backend:
     precisions: tuple[str, ...]
     native: bool
     constraints: tuple[Constraint, ...]
-    forward: Callable[..., torch.Tensor]
+    forward: Callable[..., torch.Tensor] | None
     train: Callable[..., torch.Tensor] | None = None
     prepare: Callable[..., Callable[..., torch.Tensor] | None] | None = None
     proof: Callable[[torch.device, int, torch.dtype], str | None] | None = None
@@ -145,6 +144,8 @@ class Backend:
             return f"{self.name} does not compute {request.precision}"
         if request.trainable and self.train is None:
             return f"{self.name} has no backward pass"
+        if not request.trainable and self.forward is None:
+            return f"{self.name} serves training alone"
         for constraint in self.constraints:
             if not constraint.admits(request):
                 return f"{self.name} needs {constraint.describe()}"

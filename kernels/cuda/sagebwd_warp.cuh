@@ -10,10 +10,10 @@
 #pragma once
 
 #include "mask.cuh"
+#include "sagebwd_rows.cuh"
 #include "sagebwd_tile.cuh"
 
 constexpr int WARP_ROWS = 16;
-constexpr float PROBABILITY_MAX = 255.0f;
 
 // SHARED: the rows stay in shared memory, where registers are short.
 template <int HEAD_DIM, Dtype DTYPE, bool SHARED = false>
@@ -120,26 +120,6 @@ struct BackwardRows {
   }
 };
 
-// A row's 32 numbers of a tile, of which this lane holds eight: token 16 * pair + 4t + i in
-// x[4 * pair + i]. Returns them as bytes for a product that sums over tokens, and their scale.
-// Numbers up to `levels` (127, either sign, or 255, none negative) fit.
-__device__ __forceinline__ float quantise_row(u32 (&bytes)[TILE_TOKENS / 16],
-                                              const float (&x)[TILE_TOKENS / 4], float levels) {
-  float amax = SMALLEST_AMAX;
-#pragma unroll
-  for (int i = 0; i < TILE_TOKENS / 4; ++i) amax = max_nan(amax, fabsf(x[i]));
-  amax = max_over_quad(amax);
-  const float inverse = levels * reciprocal_approx(amax);
-#pragma unroll
-  for (int pair = 0; pair < TILE_TOKENS / 16; ++pair) {
-    u32 b[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) b[i] = round_to_byte(x[4 * pair + i], inverse, MAGIC);
-    bytes[pair] = pack_bytes(b[0], b[1], b[2], b[3]);
-  }
-  return amax * (1.0f / levels);
-}
-
 // False if none of the warp's rows has anything but zeros (NaN is something): their product may be
 // left out. `weight` and `levels` as above.
 __device__ __forceinline__ bool has_weight(const float (&weight)[2], float levels) {
@@ -194,41 +174,5 @@ __device__ __forceinline__ void read_mask(float (&bias)[4], const Mask& mask, s6
     }
   } else {
     mask.biases(bias, row, column, columns);
-  }
-}
-
-// Two rows of sums from the rotated channels, which the codes of Q and K are of, to the caller's.
-// The matrix is its own inverse but for a factor, ROTATION_ROOT squared.
-template <int HEAD_DIM>
-__device__ __forceinline__ void rotate_back(float (&x)[HEAD_DIM / 8][4]) {
-#pragma unroll
-  for (int n = 0; n < HEAD_DIM / 8; ++n) {
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-      const float sum = x[n][i] + x[n][i + 1];
-      x[n][i + 1] = x[n][i] - x[n][i + 1];
-      x[n][i] = sum;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#pragma unroll
-      for (int distance = 1; distance < 4; distance *= 2) {
-        const float other = __shfl_xor_sync(0xffffffff, x[n][i], distance);
-        x[n][i] = threadIdx.x & distance ? other - x[n][i] : x[n][i] + other;
-      }
-    }
-  }
-#pragma unroll
-  for (int bit = 1; bit < QuadRows<HEAD_DIM>::BLOCK / 8; bit *= 2) {
-#pragma unroll
-    for (int n = 0; n < HEAD_DIM / 8; ++n) {
-      if (n & bit) continue;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float sum = x[n][i] + x[n | bit][i];
-        x[n | bit][i] = x[n][i] - x[n | bit][i];
-        x[n][i] = sum;
-      }
-    }
   }
 }

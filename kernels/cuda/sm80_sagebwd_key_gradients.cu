@@ -1,7 +1,6 @@
 // Third launch of SageBwd's backward pass: dK and dV. A block of threads takes some keys of one key
 // head and goes through the queries that share it, 32 at a time, head after head: nothing is added
 // up in an order that could vary.
-#include "output.cuh"
 #include "sagebwd_warp.cuh"
 
 struct Params {
@@ -82,23 +81,6 @@ __device__ __forceinline__ void find_ds(float (&p)[2][TILE_TOKENS / 4],
     for (int r = 0; r < 2; ++r) {
       const float slope = p[r][i] * (d_p[i / 2][2 * r + i % 2] - facts[2]);
       p[r][i] = p[r][i] == 0.0f ? 0.0f : slope * facts[0];
-    }
-  }
-}
-
-template <int HEAD_DIM, Dtype DTYPE>
-__device__ __forceinline__ void store(const Output& target, const float (&x)[HEAD_DIM / 8][4],
-                                      float factor, int batch, int head, const KeyRows& rows,
-                                      int kv_len, int head_dim) {
-#pragma unroll
-  for (int n = 0; n < HEAD_DIM / 8; ++n) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int channel = 8 * n + threadIdx.x % 4 * 2;
-      if (rows.key[r] < kv_len && channel < head_dim) {
-        target.store_unlimited<DTYPE>(batch, head, rows.key[r], channel, x[n][2 * r] * factor,
-                                      x[n][2 * r + 1] * factor);
-      }
     }
   }
 }
@@ -219,6 +201,6 @@ sm80_sagebwd_key_gradients(const __grid_constant__ Params p) {
   rotate_back<HEAD_DIM>(d_k);
   // Scales of Q have log2(e) in them, beside the softmax scale.
   constexpr float FACTOR = LN_2 / ROTATION_ROOT<HEAD_DIM>;
-  store<HEAD_DIM, DTYPE>(p.d_k, d_k, FACTOR, batch, kv_head, keys, p.kv_len, p.head_dim);
-  store<HEAD_DIM, DTYPE>(p.d_v, d_v, 1.0f, batch, kv_head, keys, p.kv_len, p.head_dim);
+  store_rows<HEAD_DIM, DTYPE>(p.d_k, d_k, FACTOR, batch, kv_head, keys.key, p.kv_len, p.head_dim);
+  store_rows<HEAD_DIM, DTYPE>(p.d_v, d_v, 1.0f, batch, kv_head, keys.key, p.kv_len, p.head_dim);
 }

@@ -2,6 +2,7 @@
 // has to know of each query. A block of threads takes 32 tokens of one head: of dO and Q, or of K.
 #include "mask.cuh"
 #include "sagebwd_tile.cuh"
+#include "token_codes.cuh"
 
 struct Params {
   Tensor d_out, out;     // [B, Hq, Nq, D]
@@ -19,32 +20,10 @@ struct Params {
 
 constexpr int THREADS = 4 * TILE_TOKENS;
 
-// Codes by token, on their way to being transposed. The extra word keeps columns out of each
-// other's banks.
-template <int HEAD_DIM>
-struct TokenCodes {
-  u32 words[TILE_TOKENS][HEAD_DIM / 4 + 1];
-
-  __device__ __forceinline__ u32 byte(int token, int channel) const {
-    return reinterpret_cast<const u8*>(words[token])[channel];
-  }
-
-  // By all threads, after a barrier.
-  __device__ __forceinline__ void store_transposed(u8* panel) const {
-#pragma unroll
-    for (int word = threadIdx.x; word < HEAD_DIM * (TILE_TOKENS / 4); word += THREADS) {
-      const int channel = word / (TILE_TOKENS / 4), four = word % (TILE_TOKENS / 4) * 4;
-      *reinterpret_cast<u32*>(panel + panel_offset(channel, four)) =
-          pack_bytes(byte(four, channel), byte(four + 1, channel), byte(four + 2, channel),
-                     byte(four + 3, channel));
-    }
-  }
-};
-
 // Four threads share a query.
 template <int HEAD_DIM, Dtype DTYPE>
 __device__ void prepare_queries(const Params& p, int index) {
-  __shared__ TokenCodes<HEAD_DIM> q, d_out;
+  __shared__ TokenCodes<HEAD_DIM, TILE_TOKENS, THREADS> q, d_out;
   const int panels = (p.q_len + TILE_TOKENS - 1) / TILE_TOKENS;
   const int panel = index % panels, row = index / panels;  // of all heads of all batches
   const int head = row % p.q_heads, batch = row / p.q_heads;
@@ -103,7 +82,7 @@ __device__ void prepare_queries(const Params& p, int index) {
 
 template <int HEAD_DIM>
 __device__ void prepare_keys(const Params& p, int index) {
-  __shared__ TokenCodes<HEAD_DIM> k;
+  __shared__ TokenCodes<HEAD_DIM, TILE_TOKENS, THREADS> k;
   const u8* block = p.k_codes + static_cast<s64>(index / 2) * (BLOCK_KEYS * HEAD_DIM);
 #pragma unroll
   for (int i = threadIdx.x; i < TILE_TOKENS * HEAD_DIM / 4; i += THREADS) {

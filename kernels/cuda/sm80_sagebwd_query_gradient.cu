@@ -1,6 +1,5 @@
 // Second launch of SageBwd's backward pass: dQ. A block of threads takes some queries of one head
 // and goes through the keys, 32 at a time; nothing is added up in an order that could vary.
-#include "output.cuh"
 #include "sagebwd_warp.cuh"
 
 struct Params {
@@ -152,16 +151,7 @@ sm80_sagebwd_query_gradient(const __grid_constant__ Params p) {
   }
 
   rotate_back<HEAD_DIM>(d_q);
-  const float factor = p.scale * (1.0f / ROTATION_ROOT<HEAD_DIM>);
-#pragma unroll
-  for (int n = 0; n < HEAD_DIM / 8; ++n) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = first_row + Rows::lane_row(r), channel = 8 * n + 2 * Rows::t();
-      if (row < p.q_len && channel < p.head_dim) {
-        p.d_q.store_unlimited<DTYPE>(batch, head, row, channel, d_q[n][2 * r] * factor,
-                                     d_q[n][2 * r + 1] * factor);
-      }
-    }
-  }
+  const int tokens[2] = {first_row + Rows::lane_row(0), first_row + Rows::lane_row(1)};
+  store_rows<HEAD_DIM, DTYPE>(p.d_q, d_q, p.scale * (1.0f / ROTATION_ROOT<HEAD_DIM>), batch, head,
+                              tokens, p.q_len, p.head_dim);
 }

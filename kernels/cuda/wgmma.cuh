@@ -2,30 +2,50 @@
 // registers or shared memory, B [k, n] in shared memory, D [64, n] in registers (PTX ISA, section
 // 9.7.15).
 //
-// They run on their own: between wgmma_begin() and wgmma_end(), nobody may touch D, A or B. Of its
-// warp's 16 rows, lane 4g + t holds A and D like mma.sync does (see ptx.cuh), the eights of D's
-// columns one after the other.
+// They run on their own: between wgmma_begin() and the end of the wait for them, nobody may touch D, A
+// or B. Of its warp's 16 rows, lane 4g + t holds A and D like mma.sync does (see ptx.cuh), the eights
+// of D's columns one after the other.
 #pragma once
 
 #include "ptx.cuh"
 
-// How an operand lies in shared memory: a panel of panels.cuh, 32-byte rows along k of which eights
-// follow each other. The descriptor of PTX ISA, section 9.7.15.5.1, is two words; sums of addresses
-// stay within the first.
+// How an operand lies in shared memory: a descriptor of PTX ISA, section 9.7.15.5.1, in two words;
+// sums of addresses stay within the first. Swizzling permutes the 16-byte units of a row by the bits
+// of the row's number; addresses below are those before it.
 struct WgmmaOperand {
-  static constexpr u32 LEADING = 16, STRIDE = 8 * 32, SWIZZLE_32 = 3;
+  u32 low, high;
 
-  u32 low;
-
-  static __device__ __forceinline__ WgmmaOperand panel(u32 address) {
-    return {(address & 0x3ffff) >> 4 | LEADING >> 4 << 16};
+  __device__ __forceinline__ WgmmaOperand operator+(int bytes) const {
+    return {low + (bytes >> 4), high};
   }
-  __device__ __forceinline__ WgmmaOperand operator+(int bytes) const { return {low + (bytes >> 4)}; }
+
+  // Rows of n (of A: of its own), 32 bytes each along k, as in panels.cuh: eights of rows follow each
+  // other.
+  static __device__ __forceinline__ WgmmaOperand panel(u32 address) {
+    return make(address, 16, 8 * 32, 3);
+  }
+
+  // The same with 128 bytes each, of which a product takes 32: the next ones are 32 bytes on.
+  static __device__ __forceinline__ WgmmaOperand wide_panel(u32 address) {
+    return make(address, 16, 8 * 128, 1);
+  }
+
+  // Rows of k, 128 bytes each along n; eights of rows follow each other. Wider matrices go on
+  // `next` bytes later.
+  static __device__ __forceinline__ WgmmaOperand rows_of_128_bytes(u32 address, int next) {
+    return make(address, next, 8 * 128, 1);
+  }
 
   __device__ __forceinline__ u64 descriptor() const {
     u64 bits;
-    asm("mov.b64 %0, {%1, %2};" : "=l"(bits) : "r"(low), "n"(STRIDE >> 4 | SWIZZLE_32 << 30));
+    asm("mov.b64 %0, {%1, %2};" : "=l"(bits) : "r"(low), "r"(high));
     return bits;
+  }
+
+ private:
+  static __device__ __forceinline__ WgmmaOperand make(u32 address, u32 leading, u32 stride,
+                                                      u32 swizzle) {
+    return {(address & 0x3ffff) >> 4 | leading >> 4 << 16, stride >> 4 | swizzle << 30};
   }
 };
 
@@ -33,9 +53,20 @@ __device__ __forceinline__ void wgmma_begin() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+// Until at most `PENDING` of the committed groups are under way.
+template <int PENDING>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
 // Waits for all products since wgmma_begin().
 __device__ __forceinline__ void wgmma_end() {
-  asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+  wgmma_commit();
+  wgmma_wait<0>();
 }
 
 // Keeps the compiler from reading or moving registers of a product that is under way.
@@ -45,6 +76,12 @@ __device__ __forceinline__ void pin(u32 (&registers)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
+template <int N>
+__device__ __forceinline__ void pin(float (&registers)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+
 #define LIST_32                                                                                 \
   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24," \
   "%25,%26,%27,%28,%29,%30,%31"
@@ -52,17 +89,91 @@ __device__ __forceinline__ void pin(u32 (&registers)[N]) {
   LIST_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define LIST_64                                                                                    \
   LIST_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define SIXTEEN(d, i)                                                                         \
-  "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3]), "+r"(d[i + 4]), "+r"(d[i + 5]), \
-      "+r"(d[i + 6]), "+r"(d[i + 7]), "+r"(d[i + 8]), "+r"(d[i + 9]), "+r"(d[i + 10]),        \
-      "+r"(d[i + 11]), "+r"(d[i + 12]), "+r"(d[i + 13]), "+r"(d[i + 14]), "+r"(d[i + 15])
+#define EIGHT(kind, d, i)                                                                     \
+  kind(d[i]), kind(d[i + 1]), kind(d[i + 2]), kind(d[i + 3]), kind(d[i + 4]), kind(d[i + 5]), \
+      kind(d[i + 6]), kind(d[i + 7])
+#define SIXTEEN(kind, d, i) EIGHT(kind, d, i), EIGHT(kind, d, i + 8)
+#define THIRTY_TWO(kind, d, i) SIXTEEN(kind, d, i), SIXTEEN(kind, d, i + 16)
+
+// Whether a product adds to D is a predicate; the ones after it: A's sign, B's sign, B transposed.
+#define ADDS "{.reg .pred adds; setp.ne.b32 adds, 1, 0;\n"
+
+// D [64, 64] = A [64, 32] B, or D += A B, in s8 and s32; B: a panel.
+#define WGMMA_BYTES(a, adds_at, b_at)                                                    \
+  "{.reg .pred adds; setp.ne.b32 adds, " adds_at ", 0;\n"                                \
+  "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 " LIST_32 "}, " a ", " b_at ", adds;}"
+
+__device__ __forceinline__ void wgmma_s8(u32 (&d)[32], const u32 (&a)[4], WgmmaOperand b,
+                                         bool adds) {
+  asm volatile(WGMMA_BYTES("{%32,%33,%34,%35}", "%37", "%36")
+               : THIRTY_TWO("+r", d, 0)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor()), "r"(static_cast<int>(adds)));
+}
+
+// A: a panel, too.
+__device__ __forceinline__ void wgmma_s8(u32 (&d)[32], WgmmaOperand a, WgmmaOperand b, bool adds) {
+  asm volatile(WGMMA_BYTES("%32", "%34", "%33")
+               : THIRTY_TWO("+r", d, 0)
+               : "l"(a.descriptor()), "l"(b.descriptor()), "r"(static_cast<int>(adds)));
+}
+
+// D [64, 64] = A [64, 16] B, or D += A B, in FP16 or BF16 and, as bits, FP32; A and B: wide panels.
+#define WGMMA_HALVES(type)                                                                      \
+  "{.reg .pred adds; setp.ne.b32 adds, %34, 0;\n"                                               \
+  "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " LIST_32                       \
+  "}, %32, %33, adds, 1, 1, 0, 0;}"
+
+template <Dtype DTYPE>
+__device__ __forceinline__ void wgmma_16bit(u32 (&d)[32], WgmmaOperand a, WgmmaOperand b,
+                                            bool adds) {
+  if constexpr (DTYPE == F16) {
+    asm volatile(WGMMA_HALVES("f16")
+                 : THIRTY_TWO("+r", d, 0)
+                 : "l"(a.descriptor()), "l"(b.descriptor()), "r"(static_cast<int>(adds)));
+  } else {
+    asm volatile(WGMMA_HALVES("bf16")
+                 : THIRTY_TWO("+r", d, 0)
+                 : "l"(a.descriptor()), "l"(b.descriptor()), "r"(static_cast<int>(adds)));
+  }
+}
+
+// D [64, n] += A [64, 16] B in FP16 or (else) BF16 and FP32, n 64 or 128; B: rows of 128 bytes.
+template <Dtype DTYPE>
+__device__ __forceinline__ void wgmma_16bit(float (&d)[32], const u32 (&a)[4], WgmmaOperand b) {
+  if constexpr (DTYPE == F16) {
+    asm volatile(ADDS "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " LIST_32
+                 "}, {%32,%33,%34,%35}, %36, adds, 1, 1, 1;}"
+                 : THIRTY_TWO("+f", d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor()));
+  } else {
+    asm volatile(ADDS "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " LIST_32
+                 "}, {%32,%33,%34,%35}, %36, adds, 1, 1, 1;}"
+                 : THIRTY_TWO("+f", d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor()));
+  }
+}
+
+template <Dtype DTYPE>
+__device__ __forceinline__ void wgmma_16bit(float (&d)[64], const u32 (&a)[4], WgmmaOperand b) {
+  if constexpr (DTYPE == F16) {
+    asm volatile(ADDS "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " LIST_64
+                 "}, {%64,%65,%66,%67}, %68, adds, 1, 1, 1;}"
+                 : THIRTY_TWO("+f", d, 0), THIRTY_TWO("+f", d, 32)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor()));
+  } else {
+    asm volatile(ADDS "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " LIST_64
+                 "}, {%64,%65,%66,%67}, %68, adds, 1, 1, 1;}"
+                 : THIRTY_TWO("+f", d, 0), THIRTY_TWO("+f", d, 32)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor()));
+  }
+}
 
 // D [64, 128] = A [64, 32] B, or D += A B, in s8 and s32; A and B: panels.
 __device__ __forceinline__ void wgmma_s8(u32 (&d)[64], WgmmaOperand a, WgmmaOperand b, bool adds) {
   asm volatile(
       "{.reg .pred adds; setp.ne.b32 adds, %66, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 " LIST_64 "}, %64, %65, adds;}"
-      : SIXTEEN(d, 0), SIXTEEN(d, 16), SIXTEEN(d, 32), SIXTEEN(d, 48)
+      : SIXTEEN("+r", d, 0), SIXTEEN("+r", d, 16), SIXTEEN("+r", d, 32), SIXTEEN("+r", d, 48)
       : "l"(a.descriptor()), "l"(b.descriptor()), "r"(static_cast<int>(adds)));
 }
 
@@ -78,13 +189,18 @@ __device__ __forceinline__ void wgmma_s8(u32 (&d)[64], WgmmaOperand a, WgmmaOper
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor()),                     \
                    "r"(static_cast<int>(adds)));                                                \
   }
-WGMMA_U8(64, 32, LIST_32, 32, 33, 34, 35, 36, 37, SIXTEEN(d, 0), SIXTEEN(d, 16))
-WGMMA_U8(96, 48, LIST_48, 48, 49, 50, 51, 52, 53, SIXTEEN(d, 0), SIXTEEN(d, 16), SIXTEEN(d, 32))
-WGMMA_U8(128, 64, LIST_64, 64, 65, 66, 67, 68, 69, SIXTEEN(d, 0), SIXTEEN(d, 16), SIXTEEN(d, 32),
-         SIXTEEN(d, 48))
+WGMMA_U8(64, 32, LIST_32, 32, 33, 34, 35, 36, 37, SIXTEEN("+r", d, 0), SIXTEEN("+r", d, 16))
+WGMMA_U8(96, 48, LIST_48, 48, 49, 50, 51, 52, 53, SIXTEEN("+r", d, 0), SIXTEEN("+r", d, 16), SIXTEEN("+r", d, 32))
+WGMMA_U8(128, 64, LIST_64, 64, 65, 66, 67, 68, 69, SIXTEEN("+r", d, 0), SIXTEEN("+r", d, 16), SIXTEEN("+r", d, 32),
+         SIXTEEN("+r", d, 48))
 
+#undef ADDS
+#undef WGMMA_BYTES
+#undef WGMMA_HALVES
 #undef WGMMA_U8
+#undef THIRTY_TWO
 #undef SIXTEEN
+#undef EIGHT
 #undef LIST_64
 #undef LIST_48
 #undef LIST_32

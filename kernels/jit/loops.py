@@ -32,9 +32,35 @@ def count_hot_loop(code: list[Instruction]) -> Counter[str]:
 
     NOPs count: they take issue slots as any other. Loops within the loop are passed once.
     """
-    head, end = _hot_loop(code)
-    if head is None:
-        return Counter()
+    for head, end in _loops(code):
+        ways = _ways(code, head, end)
+        if end in ways:
+            counts: Counter[str] = Counter()
+            index = end
+            while index is not None:
+                counts[code[index].opcode] += 1
+                index = ways[index].previous
+            return counts
+    return Counter()
+
+
+def _loops(code: list[Instruction]) -> list[tuple[int, int]]:
+    """(first, last) instruction of each loop with matrix products: most first, then shortest.
+
+    There may be some that no way leads around: a wait that spins behind the kernel's end branches
+    back into the middle of a loop.
+    """
+    found = []
+    for index in range(len(code)):
+        target = _target(code[index])
+        if target is not None and target <= index:
+            body = code[target : index + 1]
+            found.append((-sum(map(is_tensor, body)), len(body), target, index))
+    return [(head, end) for products, _, head, end in sorted(found) if products]
+
+
+def _ways(code: list[Instruction], head: int, end: int) -> dict[int, _Way]:
+    """The best way from ``head`` to each instruction up to ``end`` that one leads to."""
     ways: dict[int, _Way] = {}
     _reach(ways, code, head, None)
     for index in range(head, end):
@@ -42,25 +68,7 @@ def count_hot_loop(code: list[Instruction]) -> Counter[str]:
             for following in _successors(code, index):
                 if index < following <= end:
                     _reach(ways, code, following, index)
-    counts: Counter[str] = Counter()
-    index = end if end in ways else None
-    while index is not None:
-        counts[code[index].opcode] += 1
-        index = ways[index].previous
-    return counts
-
-
-def _hot_loop(code: list[Instruction]) -> tuple[int, int] | tuple[None, None]:
-    """(first, last) instruction of the loop with most matrix products, the shortest such loop."""
-    best, found = (0, 0), (None, None)
-    for index in range(len(code)):
-        target = _target(code[index])
-        if target is not None and target <= index:
-            body = code[target : index + 1]
-            merit = sum(map(is_tensor, body)), -len(body)
-            if merit > best:
-                best, found = merit, (target, index)
-    return found
+    return ways
 
 
 def _reach(ways: dict[int, _Way], code: list[Instruction], index: int, previous: int | None):

@@ -125,6 +125,12 @@ def first_channels(out: torch.Tensor, channels: int) -> torch.Tensor:
     return out.transpose(1, 2)[..., :channels].contiguous().transpose(1, 2)
 
 
+def with_all_keys(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """``gradient`` with zeros for the keys of ``x`` that no query of a causal call sees."""
+    missing = x.shape[2] - gradient.shape[2]
+    return torch.nn.functional.pad(gradient, (0, 0, 0, missing)) if missing else gradient
+
+
 def true_lse(
     lse: torch.Tensor, q: torch.Tensor, key_mean: torch.Tensor, scale: float
 ) -> torch.Tensor:

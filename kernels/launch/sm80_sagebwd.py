@@ -31,6 +31,7 @@ from .operands import (
     mask_view,
     readable,
     view,
+    with_all_keys,
 )
 from .sm80_int8 import Operands, attend_smoothed, pack
 
@@ -148,8 +149,8 @@ class _Passes:
         channels = q.shape[3]
         return (
             first_channels(d_q, channels),
-            _all_keys(first_channels(d_k, channels), k),
-            _all_keys(first_channels(d_v, channels), v),
+            with_all_keys(first_channels(d_k, channels), k),
+            with_all_keys(first_channels(d_v, channels), v),
         )
 
 
@@ -238,9 +239,3 @@ def _gradients(
         call.causal,
     )
     return d_q, d_k, d_v
-
-
-def _all_keys(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """``gradient`` with zeros for the keys of ``x`` that no query of a causal call sees."""
-    missing = x.shape[2] - gradient.shape[2]
-    return torch.nn.functional.pad(gradient, (0, 0, 0, missing)) if missing else gradient

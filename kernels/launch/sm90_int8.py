@@ -55,12 +55,28 @@ def attend(
     lse = None
     if return_lse:
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    out, packed = attend_smoothed(q, k, v, lse, scale=scale, causal=causal)
+    return (out, true_lse(lse, q, packed.key_mean(k), scale)) if return_lse else out
+
+
+def attend_smoothed(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lse: torch.Tensor | None,
+    *,
+    scale: float,
+    causal: bool,
+) -> tuple[torch.Tensor, Packed]:
+    """As :func:`attend`, with the quantised operands beside the output.
+
+    Writes, if given, ``lse`` [B, Hq, Nq], contiguous: that of the scores of smoothed K.
+    """
     k, v, _ = in_reach(k, v, None, causal, q)
     channels = q.shape[3]
     q, k, v, layout = readable(q, k, v)
     out, packed = _attend_readable(q, k, v, layout, lse, mask=None, scale=scale, causal=causal)
-    out = first_channels(out, channels)
-    return (out, true_lse(lse, q, packed.key_mean(k), scale)) if return_lse else out
+    return first_channels(out, channels), packed
 
 
 def _attend_readable(

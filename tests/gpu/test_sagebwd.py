@@ -2,12 +2,17 @@
 
 import pytest
 import torch
-from sageattention3.kernels.launch.sm80_sagebwd import train
+from sageattention3.kernels import attention_trainable
+from sageattention3.kernels.launch import sm80_sagebwd, sm90_sagebwd
 from sageattention3.kernels.reference import exact_attention
 
 from .calls import mask_of_kind, tensors
 
 pytestmark = pytest.mark.gpu
+
+TRAINERS = {"sm80": sm80_sagebwd.train}
+if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
+    TRAINERS["sm90"] = sm90_sagebwd.train
 
 # Cosines on normal tensors are .9998 and more.
 BAR = 0.999
@@ -19,7 +24,12 @@ def gradients(compute, q, k, v, d_out):
     return out.detach(), *torch.autograd.grad(out, (q, k, v), d_out.to(out.dtype))
 
 
-def check(q, k, v, mask=None, causal=False):
+@pytest.fixture(params=TRAINERS)
+def train(request):
+    return TRAINERS[request.param]
+
+
+def check(train, q, k, v, mask=None, causal=False):
     scale = q.shape[-1] ** -0.5
     d_out = torch.randn(q.shape, device="cuda", generator=torch.Generator("cuda").manual_seed(3))
     d_out = d_out.to(q.dtype)  # exact and tested gradients are of the same dO
@@ -40,23 +50,37 @@ def check(q, k, v, mask=None, causal=False):
     assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
 
 
-@pytest.mark.parametrize("d", [40, 64, 96, 128])
+@pytest.mark.parametrize("d", [40, 64, 104, 128])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("causal", [False, True])
-def test_any_head_dim_in_either_dtype(d, dtype, causal):
-    check(*tensors(nq=130, nk=333, d=d, dtype=dtype), causal=causal)
+def test_any_head_dim_in_either_dtype(train, d, dtype, causal):
+    check(train, *tensors(nq=130, nk=333, d=d, dtype=dtype), causal=causal)
+
+
+def test_sizes_between_64_and_128():
+    check(sm80_sagebwd.train, *tensors(nq=130, nk=333, d=96))
 
 
 @pytest.mark.parametrize(("nq", "nk"), [(16, 31), (129, 129), (333, 200), (2049, 2049)])
-def test_any_lengths(nq, nk):
-    check(*tensors(nq=nq, nk=nk))
+def test_any_lengths(train, nq, nk):
+    check(train, *tensors(nq=nq, nk=nk))
 
 
 @pytest.mark.parametrize(("hq", "hk"), [(4, 2), (3, 1)])
-def test_queries_share_key_heads(hq, hk):
-    check(*tensors(b=2, hq=hq, hk=hk, nq=200, nk=300))
+def test_queries_share_key_heads(train, hq, hk):
+    check(train, *tensors(b=2, hq=hq, hk=hk, nq=200, nk=300))
 
 
 @pytest.mark.parametrize("kind", ["bool", "fp32", "bf16"])
 def test_masks(kind):
-    check(*tensors(b=2, hq=4, hk=2, nq=200, nk=333), mask=mask_of_kind(kind, 2, 1, 200, 333))
+    given = tensors(b=2, hq=4, hk=2, nq=200, nk=333)
+    check(sm80_sagebwd.train, *given, mask=mask_of_kind(kind, 2, 1, 200, 333))
+
+
+@pytest.mark.skipif("sm90" not in TRAINERS, reason="needs a GPU of compute capability 9.0")
+@pytest.mark.parametrize("d", [64, 128])
+def test_the_backend_proves_itself_where_it_is_named(d):
+    q, k, v = tensors(nq=200, nk=200, d=d)
+    out = attention_trainable(q.requires_grad_(), k, v, backend="sm90_sagebwd")
+    out.float().sum().backward()
+    assert q.grad.isfinite().all()

@@ -1,10 +1,12 @@
 """Decisions: which backend, or the reason why none, from shapes and flags alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from sageattention3 import kernels
 from sageattention3.kernels import backends, dispatch, selftest
-from sageattention3.kernels.backend import Backend, HeadDimUpTo, OnDevice
+from sageattention3.kernels.backend import Backend, HeadDimIn, HeadDimUpTo, OnDevice
 from sageattention3.kernels.request import everyday_request
 
 EVERYDAY = everyday_request("int8", torch.device("cpu"))
@@ -93,6 +95,22 @@ def test_training_goes_only_to_a_backend_with_a_backward_pass(registry):
     registry(fake("forward_only"), fake("trains", train=never))
     assert dispatch.choose(training).backend == "trains"
     assert "int8 trains" in dispatch.choose(training._replace(precision="fp4")).reason
+
+
+def test_a_backend_for_training_alone_never_serves_inference(registry):
+    trains = replace(fake("trains", train=never), forward=None)
+    registry(trains, fake("infers"))
+    training = EVERYDAY._replace(needs_grad=True, trainable=True)
+    assert dispatch.choose(training).backend == "trains"
+    decision = dispatch.choose(EVERYDAY)
+    assert decision == ("infers", True, "trains serves training alone")
+
+
+def test_head_dims_in_several_ranges_are_described_as_such():
+    constraint = HeadDimIn(((1, 64), (97, 128)))
+    admitted = [d for d in range(1, 200) if constraint.admits(EVERYDAY._replace(head_dim=d))]
+    assert admitted == [*range(1, 65), *range(97, 129)]
+    assert constraint.describe() == "a head_dim of 1 to 64 or 97 to 128"
 
 
 def test_fp16_is_never_computed_by_a_kernel(registry):

@@ -10,6 +10,7 @@ from sageattention3.kernels.launch import (
     sm80_int8,
     sm80_sagebwd,
     sm90_int8,
+    sm90_sagebwd,
     sm120_fp4,
 )
 
@@ -25,6 +26,7 @@ _LAUNCHERS = (
     sm80_int8,
     sm80_sagebwd,
     sm90_int8,
+    sm90_sagebwd,
     sm120_fp4,
 )
 

@@ -1,54 +1,24 @@
 """SageBwd's kernels, interpreted: gradients against FP64, the same bits in any order of warps."""
 
+from functools import partial
+
 import pytest
 import torch
 from sageattention3.kernels.launch import sm80_sagebwd
-from sageattention3.kernels.metrics import compare
-from sageattention3.kernels.reference import exact_attention, sagebwd_attention
 
-from .calls import in_any_order, token_major
+from . import sagebwd_calls
+from .calls import in_any_order
 from .ptx import KernelError
+from .sagebwd_calls import tensors
 from .simulator import Simulator
 
-NAMES = ("out", "dQ", "dK", "dV")
+run = partial(sagebwd_calls.gradients, sm80_sagebwd.train)
+check = partial(sagebwd_calls.check, sm80_sagebwd.train)
 
 
 @pytest.fixture(autouse=True)
 def simulator(use):
     return use(Simulator(80))
-
-
-def tensors(hq=2, hk=1, nq=40, nk=70, d=64, dtype=torch.bfloat16, seed=0):
-    """q, k, v and dO; K and V have the biased channels of real models."""
-    q, k, v, d_out = token_major((hq, nq), (hk, nk), (hk, nk), (hq, nq), d=d, seed=seed)
-    k[..., :2] += 4
-    v[..., -1:] -= 2
-    return [x.to(dtype) for x in (q, k, v, d_out)]
-
-
-def gradients(function, q, k, v, d_out, *, mask=None, causal=False):
-    """(out, dQ, dK, dV) of ``function`` for the upstream gradient d_out."""
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    out = function(*leaves, mask=mask, scale=q.shape[-1] ** -0.5, causal=causal)
-    out.backward(d_out.to(out.dtype))
-    return out.detach(), *(x.grad for x in leaves)
-
-
-def run(*given, **options):
-    return gradients(sm80_sagebwd.train, *given, **options)
-
-
-def check(*given, **options):
-    """No further from FP64 than the algorithm in plain torch, which has coarser scales."""
-    mine = run(*given, **options)
-    plain = gradients(sagebwd_attention, *given, **options)
-    right = gradients(exact_attention, *(x.double() for x in given), **options)
-    for name, x, y, z in zip(NAMES, mine, plain, right, strict=True):
-        error, expected = compare(x, z), compare(y, z)
-        assert error.finite, name
-        # One key alone has P = 1 and no gradient: what is left there is rounding.
-        assert error.rel_l1 <= max(expected.rel_l1, 0.02) or error.rmse < 1e-6, (name, error)
-    return mine
 
 
 @pytest.mark.parametrize("d", [40, 64, 96, 128])
@@ -170,7 +140,7 @@ def test_a_second_derivative_and_a_gradient_for_the_mask_are_refused():
             "{rows[0][0], rows[0][1], rows[1][0], rows[1][1]}",
         ),
         ("sagebwd_warp.cuh", "weight[i / 2], sum", "weight[i % 2], sum"),
-        ("sagebwd_warp.cuh", "x[n][i] = threadIdx.x & distance ?", "x[n][i] = false ?"),
+        ("sagebwd_rows.cuh", "x[n][i] = threadIdx.x & distance ?", "x[n][i] = false ?"),
         ("sagebwd_tile.cuh", "half * TILE_PANEL + rest", "rest"),  # the block's other keys
     ],
 )

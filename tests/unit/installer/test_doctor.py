@@ -40,7 +40,8 @@ def test_the_report_has_every_part_and_no_error_where_nothing_is_broken(report):
 def test_the_report_names_every_backend_and_says_why_those_that_cannot_cannot(report):
     from sageattention3.kernels.backends import BACKENDS
 
-    expected = {(p, backend.name) for backend in BACKENDS for p in backend.precisions}
+    sampling = [backend for backend in BACKENDS if backend.forward is not None]
+    expected = {(p, backend.name) for backend in sampling for p in backend.precisions}
     assert {(row["precision"], row["backend"]) for row in report["backends"]} == expected
     assert all(row["usable"] != bool(row["reason"]) for row in report["backends"])
 

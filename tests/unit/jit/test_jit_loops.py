@@ -57,3 +57,8 @@ def test_branches_may_be_conditional_by_operand_and_lead_out_of_the_loop():
 def test_a_wait_that_spins_is_passed_once():
     lines = ["SYNCS", "@!P0 BRA 0", "OMMA", "@P1 BRA 0", "EXIT"]
     assert count_hot_loop(code(*lines)) == {"SYNCS": 1, "BRA": 2, "OMMA": 1}
+
+
+def test_a_wait_that_spins_behind_the_end_is_no_loop_of_its_own():
+    lines = ["SYNCS", "@!P0 BRA 5", "OMMA", "@P1 BRA 0", "EXIT", "SYNCS", "@P0 BRA 2", "BRA 5"]
+    assert count_hot_loop(code(*lines)) == {"SYNCS": 1, "BRA": 2, "OMMA": 1}

@@ -1,0 +1,212 @@
+// Third launch of SageBwd's backward pass on wgmma: dK and dV. A block of threads takes some keys of
+// one key head, 64 for each consumer, and goes through the queries that share it, 64 at a time, head
+// after head: nothing is added up in an order that could vary.
+//
+// P^T dO is in 16 bits, other than in the kernel of all GPUs. In 8 bits it would take half as long,
+// but finding scales, rounding and bringing integers into FP32 costs 300 instructions for each warp
+// and tile of 128 channels, when instructions are what binds (docs/kernel-notes-sagebwd.md).
+#include "output.cuh"
+#include "sagebwd_group.cuh"
+
+struct Params {
+  const u8* query_tiles;  // [B, Hq, tiles, QueryTile::BYTES]
+  const u8* key_tiles;    // [B, Hk, blocks, KeyTile::BYTES]
+  Output d_k, d_v;        // [B, Hk, Nk, D]
+  int q_heads, kv_heads, q_len, kv_len, head_dim;
+  int blocks;  // of K per (batch, key head), an even number
+  int causal;
+};
+
+// One fact of four neighbouring queries from `in_tile` on.
+__device__ __forceinline__ void read_facts(float (&values)[4], u32 facts, QueryFact fact,
+                                           int in_tile) {
+  load_shared_floats(values, facts + (fact * TILE_TOKENS + in_tile) * 4);
+}
+
+// P of a lane's keys and queries, times the scales of dO. CAUSAL: some key may be hidden.
+template <bool CAUSAL>
+__device__ __forceinline__ void find_p(RowTokens& p, const Product& s, u32 facts, float k_scale,
+                                       int first_query, int first_key) {
+#pragma unroll
+  for (int pair = 0; pair < PAIRS; ++pair) {
+    const int in_tile = 16 * pair + 4 * lane_of_quad();
+    float q_scale[4], shift[4];
+    read_facts(q_scale, facts, Q_SCALE, in_tile);
+    read_facts(shift, facts, SHIFT, in_tile);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float factor = q_scale[i] * k_scale;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float score = static_cast<float>(static_cast<s32>(s[place_of(r, pair, i)]));
+        const float x = exp2_approx(fmaf(score, factor, shift[i]));
+        const bool hidden = CAUSAL && first_key + token_of_row(r) > first_query + in_tile + i;
+        p[r][4 * pair + i] = hidden ? 0.0f : x;
+      }
+    }
+  }
+}
+
+// From there to dS times the scales of Q, in place. Where a key is hidden, dP may be anything.
+template <bool CAUSAL>
+__device__ __forceinline__ void find_ds(RowTokens& p, const Product& d_p, u32 facts,
+                                        int first_query, int first_key) {
+#pragma unroll
+  for (int pair = 0; pair < PAIRS; ++pair) {
+    const int in_tile = 16 * pair + 4 * lane_of_quad();
+    float slope[4], offset[4];
+    read_facts(slope, facts, SLOPE, in_tile);
+    read_facts(offset, facts, OFFSET, in_tile);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float& x = p[r][4 * pair + i];
+        const bool hidden = CAUSAL && first_key + token_of_row(r) > first_query + in_tile + i;
+        x = hidden ? 0.0f : x * fmaf(as_float(d_p[place_of(r, pair, i)]), slope[i], offset[i]);
+      }
+    }
+  }
+}
+
+template <int HEAD_DIM, Dtype DTYPE, int CONSUMERS, int STAGES>
+__global__ void __launch_bounds__((1 + CONSUMERS) * GROUP, 1)
+sm90_sagebwd_key_gradients(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) u8 shared[];
+  using Tile = QueryTile<HEAD_DIM>;
+  constexpr int ROWS = CONSUMERS * TILE_TOKENS, OWN = CONSUMERS * OWN_BYTES<HEAD_DIM>;
+  constexpr int PARTS = HEAD_DIM / 64;
+  const u32 start = shared_address_of(shared);
+  const TileRing<Tile::COPIED, STAGES> ring{start + OWN};
+  const Barrier own_tiles{start + OWN + ring.SIZE};
+
+  const int row_blocks = (p.kv_len + ROWS - 1) / ROWS;
+  const int row_block = blockIdx.x % row_blocks;
+  const int kv_head = blockIdx.x / row_blocks % p.kv_heads;
+  const int batch = blockIdx.x / row_blocks / p.kv_heads;
+  const int group = p.q_heads / p.kv_heads, tiles = (p.q_len + TILE_TOKENS - 1) / TILE_TOKENS;
+  // Queries before the first key of the block see none of it in a causal call.
+  const int first_tile = p.causal ? row_block * CONSUMERS : 0;
+  const int per_head = tiles - first_tile, turns = group * per_head;
+  const s64 kv_row = static_cast<s64>(batch) * p.kv_heads + kv_head;
+  // A consumer past the last key works on the last tile, and stores nothing.
+  auto key_tile = [&](int index) {
+    return p.key_tiles + (kv_row * p.blocks + min(row_block * CONSUMERS + index, p.blocks - 1)) *
+                             KeyTile<HEAD_DIM>::BYTES;
+  };
+
+  if (threadIdx.x == 0) {
+    ring.start(CONSUMERS * GROUP / 32);
+    own_tiles.init(1);
+    publish_barriers();
+  }
+  __syncthreads();
+  if (threadIdx.x < GROUP) {
+    give_registers<PRODUCER_REGISTERS>();
+    if (threadIdx.x == 0) {
+      own_tiles.expect(OWN);
+      for (int i = 0; i < CONSUMERS; ++i) {
+        own_tiles.copy(start + i * OWN_BYTES<HEAD_DIM>, key_tile(i), OWN_BYTES<HEAD_DIM>);
+      }
+      const u8* query_tiles = p.query_tiles + (static_cast<s64>(batch) * p.q_heads +
+                                               kv_head * group) * tiles * Tile::BYTES;
+      ring.fill(turns, [&](int turn) {
+        const int head = turn / per_head, tile = first_tile + turn % per_head;
+        return query_tiles + (static_cast<s64>(head) * tiles + tile) * Tile::BYTES;
+      });
+    }
+    return;
+  }
+
+  take_registers<CONSUMER_REGISTERS<CONSUMERS>>();
+  const int first_key = row_block * ROWS + consumer() * TILE_TOKENS;
+  const u32 own = start + consumer() * OWN_BYTES<HEAD_DIM>;
+  own_tiles.wait(0);
+  // Both of a lane's keys share a scale.
+  const float k_scale = reinterpret_cast<const float*>(
+      key_tile(consumer()) + KeyTile<HEAD_DIM>::SCALES)[token_of_row(0) / 4 % 4];
+  float d_k[HEAD_DIM / 8][4] = {}, d_v[HEAD_DIM / 2] = {};
+
+  Turn<STAGES> turn;
+  Product s, d_p;  // and dS^T Q
+  ring.full(0).wait(0);
+  multiply_codes<HEAD_DIM>(s, own, ring.tile(0));
+  multiply_values<HEAD_DIM, DTYPE>(d_p, own, ring.tile(0));
+  wgmma_wait<1>();
+  pin(s);
+  int first_query = first_tile * TILE_TOKENS;
+  for (int i = 0; i < turns; ++i) {
+    const u32 tile = ring.tile(turn.stage);
+    const bool hides = p.causal && first_query < first_key + TILE_TOKENS;
+    RowTokens x;
+    if (hides) {
+      find_p<true>(x, s, tile + Tile::FACTS, k_scale, first_query, first_key);
+    } else {
+      find_p<false>(x, s, tile + Tile::FACTS, k_scale, first_query, first_key);
+    }
+    u32 probabilities[PAIRS][4];
+#pragma unroll
+    for (int pair = 0; pair < PAIRS; ++pair) {
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        const float* two = x[word % 2] + 4 * pair + word / 2 * 2;
+        probabilities[pair][word] =
+            DTYPE == F16 ? pack_f16x2(two[0], two[1]) : pack_bf16x2(two[0], two[1]);
+      }
+    }
+    wgmma_wait<0>();
+    pin(d_p);
+    wgmma_begin();
+    const WgmmaOperand d_out = 
+        WgmmaOperand::rows_of_128_bytes(tile, VALUE_PANEL) + Tile::VALUES;
+#pragma unroll
+    for (int pair = 0; pair < PAIRS; ++pair) {
+      wgmma_16bit<DTYPE>(d_v, probabilities[pair], d_out + pair * (16 * 128));
+    }
+    wgmma_commit();
+    if (hides) {
+      find_ds<true>(x, d_p, tile + Tile::FACTS, first_query, first_key);
+    } else {
+      find_ds<false>(x, d_p, tile + Tile::FACTS, first_query, first_key);
+    }
+    RowBytes bytes;
+    float weight[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) weight[r] = quantise_row(bytes[r], x[r], INT8_MAX);
+
+    // After the last tile its scores are computed once more, instead of asking; nobody reads them.
+    Turn<STAGES> next = turn;
+    if (i + 1 < turns) next.advance();
+    if ((first_query += TILE_TOKENS) >= tiles * TILE_TOKENS) first_query = first_tile * TILE_TOKENS;
+    if constexpr (PARTS == 2) multiply_tokens<HEAD_DIM>(s, bytes, tile, 0);
+    multiply_tokens<HEAD_DIM>(d_p, bytes, tile, PARTS - 1);
+    if constexpr (PARTS == 2) {
+      wgmma_wait<1>();
+      pin(s);
+      add<HEAD_DIM>(d_k, s, weight, 0);
+    }
+    ring.full(next.stage).wait(next.parity);
+    multiply_codes<HEAD_DIM>(s, own, ring.tile(next.stage));
+    wgmma_wait<1>();
+    pin(d_p);
+    pin(d_v);
+    add<HEAD_DIM>(d_k, d_p, weight, PARTS - 1);
+    if (threadIdx.x % 32 == 0) ring.empty(turn.stage).arrive();
+    multiply_values<HEAD_DIM, DTYPE>(d_p, own, ring.tile(next.stage));
+    wgmma_wait<1>();
+    pin(s);
+    turn = next;
+  }
+  wgmma_wait<0>();
+  pin(d_p);
+
+  rotate_back<HEAD_DIM>(d_k);
+  const int keys[2] = {first_key + token_of_row(0), first_key + token_of_row(1)};
+  // Scales of Q have log2(e) in them, beside the softmax scale.
+  constexpr float FACTOR = LN_2 / ROTATION_ROOT<HEAD_DIM>;
+  store_rows<HEAD_DIM, DTYPE>(p.d_k, d_k, FACTOR, batch, kv_head, keys, p.kv_len, p.head_dim);
+#pragma unroll
+  for (int i = 0; i < HEAD_DIM / 2; ++i) d_k[i / 4][i % 4] = d_v[i];
+  store_rows<HEAD_DIM, DTYPE>(p.d_v, d_k, P_UNIT<DTYPE>, batch, kv_head, keys, p.kv_len,
+                              p.head_dim);
+}

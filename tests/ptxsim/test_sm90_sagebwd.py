@@ -1,0 +1,185 @@
+"""SageBwd on wgmma, interpreted: gradients against FP64, the same bits in any order of warps."""
+
+from functools import partial
+
+import pytest
+import torch
+from sageattention3.kernels.launch import sm90_sagebwd
+
+from . import sagebwd_calls
+from .ptx import KernelError
+from .sagebwd_calls import tensors
+from .simulator import Simulator
+
+run = partial(sagebwd_calls.gradients, sm90_sagebwd.train)
+check = partial(sagebwd_calls.check, sm90_sagebwd.train)
+
+
+@pytest.fixture(autouse=True)
+def simulator(use):
+    return use(Simulator(90))
+
+
+@pytest.mark.parametrize("d", [40, 64, 104, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_head_dim_in_both_dtypes(d, dtype):
+    check(*tensors(d=d, dtype=dtype))
+
+
+@pytest.mark.parametrize(("nq", "nk"), [(1, 1), (64, 129), (65, 64), (130, 130), (20, 150)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_ragged_ends(nq, nk, causal):
+    check(*tensors(nq=nq, nk=nk), causal=causal)
+
+
+def test_causal_with_128_channels():
+    check(*tensors(hq=1, nq=140, nk=140, d=128), causal=True)
+
+
+def test_more_tiles_than_stages():
+    check(*tensors(hq=1, nq=330, nk=330, d=128))
+
+
+def test_queries_share_key_heads():
+    q, k, v, d_out = tensors(hq=6, hk=2)
+    check(q, k + torch.arange(2)[:, None, None], v, d_out)  # a wrong head shows at once
+
+
+def test_memory_behind_the_ends_does_not_matter():
+    q, k, v, d_out = tensors(nq=45, nk=75)
+    expected = run(q, k, v, d_out)
+
+    def poisoned(x):
+        longer = torch.full((1, x.shape[2] + 60, x.shape[1], x.shape[3]), torch.nan, dtype=x.dtype)
+        longer[:, : x.shape[2]] = x.transpose(1, 2)
+        return longer.transpose(1, 2)[:, :, : x.shape[2]]
+
+    again = run(*map(poisoned, (q, k, v, d_out)))
+    assert all(torch.equal(x, y) for x, y in zip(expected, again, strict=True))
+
+
+def test_keys_that_are_hidden_from_a_query_leak_nothing_into_it():
+    q, k, v, d_out = tensors(hq=1, nq=100, nk=100, d=128)
+    clean = run(q, k, v, d_out, causal=True)
+    v[:, :, 70:] = 1e4
+    dirty = run(q, k, v, d_out, causal=True)
+    for x, y in zip(clean[:2], dirty[:2], strict=True):
+        assert torch.equal(x[:, :, :70], y[:, :, :70])
+        assert not torch.equal(x[:, :, 70:], y[:, :, 70:])
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_warps_may_come_in_any_order(simulator, d):
+    given = tensors(hq=1, nq=150, nk=140, d=d)
+    outputs = []
+    for simulator.seed in range(4):
+        outputs.append(run(*given))
+    simulator.seed = 0
+    for others in outputs[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(outputs[0], others, strict=True))
+
+
+def test_any_strides_give_the_same_bits():
+    q, k, v, d_out = tensors(d=40)
+    expected = run(q, k, v, torch.ones_like(d_out))
+    channels = [x.mT.contiguous().mT for x in (q, k, v)]
+    one = torch.ones((), dtype=q.dtype).expand_as(d_out)
+    again = run(*channels, one)
+    assert all(torch.equal(x, y) for x, y in zip(expected, again, strict=True))
+
+
+def test_the_unit_of_the_upstream_gradient_does_not_matter():
+    q, k, v, d_out = tensors()
+    for unit in (1e-20, 1e8):
+        check(q, k, v, d_out * unit)
+
+
+def test_a_few_large_rows_of_the_upstream_gradient_do_not_break_the_rest():
+    q, k, v, d_out = tensors(nq=100)
+    d_out = torch.nn.functional.normalize(d_out, dim=-1) * 1e-4
+    d_out[:, :, [3, 70]] *= 1e4
+    check(q, k, v, d_out)
+
+
+def test_a_query_of_zeros_has_its_gradient():
+    q, k, v, d_out = tensors()
+    q[:, :, 5] = 0
+    check(q, k, v, d_out)
+
+
+def test_no_upstream_gradient_is_none_and_an_infinite_one_shows():
+    q, k, v, d_out = tensors(dtype=torch.float16)
+    assert all((x == 0).all() for x in run(q, k, v, torch.zeros_like(d_out))[1:])
+    d_out[0, 0, 3, 3] = torch.inf
+    assert not any(x.isfinite().all() for x in run(q, k, v, d_out)[1:])
+
+
+def test_nan_reaches_the_gradients():
+    for index in range(3):
+        given = tensors(hq=1)
+        given[index][0, 0, 3, 5] = torch.nan
+        assert any(x.isnan().any() for x in run(*given)[1:])
+
+
+FAULTS = {
+    "rows of tiles are in another order": (
+        "int8_layout.cuh",
+        "8 * j + 2 * t + e",
+        "8 * t + 2 * j + e",
+    ),
+    "panels are not swizzled": (
+        "panels.cuh",
+        "row * 32 + (byte ^ ((row & 4) << 2))",
+        "row * 32 + byte",
+    ),
+    "rows of A change places": (
+        "sagebwd_group.cuh",
+        "{rows[0][2 * step], rows[1][2 * step],",
+        "{rows[1][2 * step], rows[0][2 * step],",
+    ),
+    "a row has the other one's weight": ("sagebwd_group.cuh", "weight[i / 2 % 2]", "weight[i % 2]"),
+    "a row is taken for another key": (
+        "sagebwd_group.cuh",
+        "quad_of_warp() / 2 * 4 + 2 * r",
+        "quad_of_warp() / 2 * 4 + 2 * (1 - r)",
+    ),
+    "a tile is given back before its last product has ended": (
+        "sm90_sagebwd_key_gradients.cu",
+        "    if constexpr (PARTS == 2) multiply",
+        "    if (threadIdx.x % 32 == 0) ring.empty(turn.stage).arrive();\n"
+        "    if constexpr (PARTS == 2) multiply",
+    ),
+    "dP is read before its product has ended": (
+        "sm90_sagebwd_key_gradients.cu",
+        "    wgmma_wait<0>();\n    pin(d_p);\n    wgmma_begin",
+        "    wgmma_begin",
+    ),
+    "tiles are read before they have come": (
+        "sm90_sagebwd_query_gradient.cu",
+        "    ring.full(next.stage).wait(next.parity);\n",
+        "",
+    ),
+    "the last key is hidden": (
+        "sm90_sagebwd_query_gradient.cu",
+        "key > rows.last_key",
+        "key >= rows.last_key",
+    ),
+    "dS lacks the scales of K": (
+        "sm90_sagebwd_query_gradient.cu",
+        "INT8_MAX, k_scale)",
+        "INT8_MAX)",
+    ),
+    "dP lacks its offset": ("sm90_sagebwd_prepare.cu", "= -delta * slope", "= 0.0f"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_found(fault, use):
+    use(Simulator(90, edit=FAULTS[fault]))
+
+    def check_few_keys_and_more_tiles_than_stages():
+        check(*tensors(hq=1, nq=70, nk=9))
+        check(*tensors(hq=1, nq=500, nk=600))
+
+    with pytest.raises((AssertionError, KernelError)):
+        check_few_keys_and_more_tiles_than_stages()
