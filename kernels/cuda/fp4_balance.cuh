@@ -124,8 +124,9 @@ struct Rotated {
   static constexpr int DIM = PADDED_DIM<HEAD_DIM>, PARTS = DIM / NVFP4_BLOCK;
   static constexpr int BLOCK = HEAD_DIM & -HEAD_DIM;  // of the rotation: largest power of two in it
 
-  float mean[DIM];    // times RANGE; zeros from HEAD_DIM on
-  float factor[DIM];  // likewise
+  // Four neighbouring channels of all blocks beside each other, so that lanes meet no bank twice.
+  float mean[NVFP4_BLOCK / 4][PARTS][4];    // times RANGE; zeros from HEAD_DIM on
+  float factor[NVFP4_BLOCK / 4][PARTS][4];  // likewise
   // No rotated value is above the norm of its token. With the rotation's own root in `factor`, codes
   // and scales hold values up to NVFP4_MAX.
 
@@ -137,14 +138,17 @@ struct Rotated {
                            : BLOCK == 128 ? 11.313708499f
                                           : 16.0f;
     if (threadIdx.x >= DIM) return;
-    mean[threadIdx.x] = channel_mean;
-    factor[threadIdx.x] = balance * (NVFP4_MAX / norm) * (1.0f / ROOT);
+    const int part = threadIdx.x / NVFP4_BLOCK, quad = threadIdx.x % NVFP4_BLOCK / 4;
+    mean[quad][part][threadIdx.x % 4] = channel_mean;
+    factor[quad][part][threadIdx.x % 4] = balance * (NVFP4_MAX / norm) * (1.0f / ROOT);
   }
 
-  // Block `part` of a token that starts at `token`; zeros if it does not exist. By whole warps.
+  // Block `part` of a token that starts at `token`, as words of quantise_block; zeros if it does not
+  // exist. By whole warps.
   template <Dtype DTYPE>
-  __device__ __forceinline__ void load(float (&x)[NVFP4_BLOCK], const char* token, bool exists,
+  __device__ __forceinline__ void load(u32 (&words)[NVFP4_WORDS], const char* token, bool exists,
                                        int part, int head_dim) const {
+    float x[NVFP4_BLOCK];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int channel = part * NVFP4_BLOCK + half * 8;
@@ -154,8 +158,9 @@ struct Rotated {
       if (here) octet.load(token + channel * ELEMENT_BYTES<DTYPE>);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        const float smooth = here ? fmaf(octet[i], RANGE, -mean[channel + i]) : 0.0f;
-        x[half * 8 + i] = smooth * factor[channel + i];
+        const int quad = half * 2 + i / 4;
+        const float smooth = fmaf(octet[i], RANGE, -mean[quad][part][i % 4]);
+        x[half * 8 + i] = here ? smooth * factor[quad][part][i % 4] : 0.0f;
       }
     }
 #pragma unroll
@@ -175,6 +180,10 @@ struct Rotated {
       for (int i = 0; i < NVFP4_BLOCK; ++i) {
         x[i] = fmaf(sign, x[i], __shfl_xor_sync(0xffffffff, x[i], distance));
       }
+    }
+#pragma unroll
+    for (int i = 0; i < NVFP4_WORDS; ++i) {
+      words[i] = pack_f16x2(x[first_of_word(i)], x[first_of_word(i) + 4]);
     }
   }
 };

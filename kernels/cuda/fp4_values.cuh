@@ -15,14 +15,15 @@ struct Values {
   int chunks, chunk_tokens;
 };
 
-// 64 keys of 64 channels on their way from token-major to channel-major. Groups of 16 keys have their
-// octets of channels in different places, so that lanes that read one column each meet all banks.
+// 64 keys of 64 channels on their way from token-major to channel-major, as words of quantise_block.
+// Groups of 16 keys have their octets of channels in different places, so that lanes that read one
+// column each meet all banks.
 struct Turn {
   static constexpr int CHANNELS = 64;
-  float values[BLOCK_KEYS][CHANNELS];
+  u32 words[BLOCK_KEYS / 2][CHANNELS];
 
-  __device__ __forceinline__ float& at(int key, int channel) {
-    return values[key][channel ^ (key / NVFP4_BLOCK * 8)];
+  __device__ __forceinline__ u32* at(int word, int channel) {
+    return &words[word][channel ^ (word / NVFP4_WORDS * 8)];
   }
 };
 
@@ -32,6 +33,7 @@ __device__ __forceinline__ void pack_values(const Values& p, const float* partia
                                             s64 kv_head, Turn& turn) {
   constexpr int OCTETS = Turn::CHANNELS / 8, GROUPS = BLOCK_KEYS / NVFP4_BLOCK;
   static_assert(THREADS == Turn::CHANNELS * GROUPS, "a thread takes one scale of a turn");
+  static_assert(THREADS == BLOCK_KEYS / 2 * OCTETS, "and eight words of it");
   static_assert(THREADS >= HEAD_DIM, "a thread takes one channel's mean");
   __shared__ float mean[HEAD_DIM], per_warp[THREADS / 32];
   const int head = kv_head % p.kv_heads, batch = kv_head / p.kv_heads;
@@ -50,30 +52,40 @@ __device__ __forceinline__ void pack_values(const Values& p, const float* partia
   u8* target = p.kv + (kv_head * p.blocks + block) * Block::BYTES;
   for (int first = 0; first < HEAD_DIM; first += Turn::CHANNELS) {
     if (first > 0) __syncthreads();
+    const int word = threadIdx.x / OCTETS, octet_channel = threadIdx.x % OCTETS * 8;
+    const int in_block = word / NVFP4_WORDS * NVFP4_BLOCK + first_of_word(word % NVFP4_WORDS);
+    float x[2][8];
 #pragma unroll
-    for (int unit = threadIdx.x; unit < BLOCK_KEYS * OCTETS; unit += THREADS) {
-      const int in_block = unit / OCTETS, channel = unit % OCTETS * 8;
-      const int key = block * BLOCK_KEYS + in_block;
+    for (int e = 0; e < 2; ++e) {
+      const int key = block * BLOCK_KEYS + in_block + 4 * e;
       const bool exists =
-          key < p.kv_len && first + channel < p.head_dim && p.live(batch, head, key);
+          key < p.kv_len && first + octet_channel < p.head_dim && p.live(batch, head, key);
       Octet<DTYPE> octet;
       octet.clear();
       if (exists) {
-        octet.load(p.v.token<DTYPE>(batch, head, key) + (first + channel) * ELEMENT_BYTES<DTYPE>);
+        octet.load(p.v.token<DTYPE>(batch, head, key) +
+                   (first + octet_channel) * ELEMENT_BYTES<DTYPE>);
       }
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        const float smooth = exists ? fmaf(octet[i], RANGE, -mean[first + channel + i]) : 0.0f;
-        turn.at(in_block, channel + i) = smooth * inverse;
+        const float center = mean[first + octet_channel + i];
+        x[e][i] = exists ? fmaf(octet[i], RANGE, -center) * inverse : 0.0f;
       }
+    }
+    uint4* words = reinterpret_cast<uint4*>(turn.at(word, octet_channel));
+#pragma unroll
+    for (int i = 0; i < 8; i += 4) {
+      words[i / 4] = make_uint4(
+          pack_f16x2(x[0][i], x[1][i]), pack_f16x2(x[0][i + 1], x[1][i + 1]),
+          pack_f16x2(x[0][i + 2], x[1][i + 2]), pack_f16x2(x[0][i + 3], x[1][i + 3]));
     }
     __syncthreads();
     const int channel = threadIdx.x / GROUPS, group = threadIdx.x % GROUPS;
     if (first + channel < HEAD_DIM) {
-      float x[NVFP4_BLOCK];
+      u32 pairs[NVFP4_WORDS];
 #pragma unroll
-      for (int i = 0; i < NVFP4_BLOCK; ++i) x[i] = turn.at(group * NVFP4_BLOCK + i, channel);
-      const Nvfp4Block quantised = quantise_block(x);
+      for (int i = 0; i < NVFP4_WORDS; ++i) pairs[i] = *turn.at(group * NVFP4_WORDS + i, channel);
+      const Nvfp4Block quantised = quantise_block(pairs);
       u8* codes = target + Block::V_CODES + panel_offset(first + channel, group * 8);
       *reinterpret_cast<uint2*>(codes) = quantised.codes;
       target[Block::V_SCALES + (first + channel) * GROUPS + group] = quantised.scale;

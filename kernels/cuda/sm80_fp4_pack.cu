@@ -69,7 +69,7 @@ __device__ __forceinline__ void pack_keys(const Params& p, int block, s64 kv_hea
     const int in_block = unit / Parts::PARTS, part = unit % Parts::PARTS;
     const int key = block * BLOCK_KEYS + in_block, row = row_of_key(in_block);
     const bool exists = key < v.kv_len && v.live(batch, head, key);
-    float x[NVFP4_BLOCK];
+    u32 x[NVFP4_WORDS];
     rotated.template load<DTYPE>(x, p.k.token<DTYPE>(batch, head, exists ? key : 0), exists, part,
                                  v.head_dim);
     const Nvfp4Block quantised = quantise_block(x);
@@ -128,7 +128,7 @@ __device__ __forceinline__ void pack_queries(const Params& p, int index,
   for (int unit = threadIdx.x; unit - threadIdx.x % 32 < units; unit += THREADS) {
     const int n = first + unit / Parts::PARTS, part = unit % Parts::PARTS;
     const bool exists = unit < units;
-    float x[NVFP4_BLOCK];
+    u32 x[NVFP4_WORDS];
     rotated.template load<DTYPE>(x, p.q.token<DTYPE>(batch, head, exists ? n : 0), exists, part,
                                  v.head_dim);
     if (!exists) continue;

@@ -187,6 +187,16 @@ def _halves(op, name):
     return _packed(op, "f16", _FLOAT[name])
 
 
+@instruction(r"fma\.rn\.f16x2")
+def _fused_halves(op):
+    # FP64 holds product and sum wherever they are near a tie of FP16.
+    def run(*halves):
+        a, b, c = (np.ascontiguousarray(x).view("f2") for x in np.broadcast_arrays(*halves))
+        return np.asarray(a.astype("f8") * b + c).astype("f2").view("u4")
+
+    return elementwise(op, "u32", "u32", "u32", "u32", function=run)
+
+
 @instruction(r"fma\.rn\.f32")
 def _fused(op):
     return elementwise(op, "f32", "f32", "f32", "f32", function=fused)
