@@ -84,19 +84,26 @@ __device__ __forceinline__ float share_of_largest(float x, float (&per_warp)[THR
   return max_nan(x / largest, SMALLEST_SHARE);
 }
 
-// The factor of Q's channel threadIdx.x, by all threads. Deviations of the key head and of the first
-// of the `group` query heads that read it, which are neighbours.
-template <int HEAD_DIM>
-__device__ __forceinline__ float find_balance(const float* k_deviations, const float* q_deviations,
-                                              int group) {
-  __shared__ float per_warp[2][THREADS / 32];
+// Of channel threadIdx.x.
+struct Deviations {
   float k = 0.0f, q = 0.0f;
-  if (threadIdx.x < HEAD_DIM) {
+
+  // Deviations of the key head and of the first of the `group` query heads that read it, which are
+  // neighbours.
+  template <int HEAD_DIM>
+  __device__ __forceinline__ void read(const float* k_deviations, const float* q_deviations,
+                                       int group) {
+    if (threadIdx.x >= HEAD_DIM) return;
     k = k_deviations[threadIdx.x];
     for (int i = 0; i < group; ++i) q = max_nan(q, q_deviations[i * HEAD_DIM + threadIdx.x]);
   }
-  return sqrtf(share_of_largest(k, per_warp[0]) / share_of_largest(q, per_warp[1]));
-}
+
+  // The factor of Q's channel; by all threads.
+  __device__ __forceinline__ float balance() const {
+    __shared__ float per_warp[2][THREADS / 32];
+    return sqrtf(share_of_largest(k, per_warp[0]) / share_of_largest(q, per_warp[1]));
+  }
+};
 
 // The root of the sum of the squares of a number per thread, none negative, in all threads; no less
 // than `least`.
@@ -143,11 +150,24 @@ struct Rotated {
     factor[quad][part][threadIdx.x % 4] = balance * (NVFP4_MAX / norm) * (1.0f / ROOT);
   }
 
+  // Sixteen channels, in registers.
+  struct Part {
+    float mean[NVFP4_BLOCK], factor[NVFP4_BLOCK];
+  };
+
+  __device__ __forceinline__ void read(Part& x, int part) const {
+#pragma unroll
+    for (int i = 0; i < NVFP4_BLOCK; ++i) {
+      x.mean[i] = mean[i / 4][part][i % 4], x.factor[i] = factor[i / 4][part][i % 4];
+    }
+  }
+
   // Block `part` of a token that starts at `token`, as words of quantise_block; zeros if it does not
   // exist. By whole warps.
   template <Dtype DTYPE>
-  __device__ __forceinline__ void load(u32 (&words)[NVFP4_WORDS], const char* token, bool exists,
-                                       int part, int head_dim) const {
+  static __device__ __forceinline__ void load(u32 (&words)[NVFP4_WORDS], const Part& channels,
+                                              const char* token, bool exists, int part,
+                                              int head_dim) {
     float x[NVFP4_BLOCK];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -158,9 +178,8 @@ struct Rotated {
       if (here) octet.load(token + channel * ELEMENT_BYTES<DTYPE>);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        const int quad = half * 2 + i / 4;
-        const float smooth = fmaf(octet[i], RANGE, -mean[quad][part][i % 4]);
-        x[half * 8 + i] = here ? smooth * factor[quad][part][i % 4] : 0.0f;
+        const float smooth = fmaf(octet[i], RANGE, -channels.mean[half * 8 + i]);
+        x[half * 8 + i] = here ? smooth * channels.factor[half * 8 + i] : 0.0f;
       }
     }
 #pragma unroll

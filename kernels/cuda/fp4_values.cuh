@@ -13,6 +13,11 @@ struct Values {
   int kv_heads, kv_len, head_dim;
   int blocks;  // of BLOCK_KEYS keys
   int chunks, chunk_tokens;
+  int blocks_each;  // packed by one block of threads, which first needs all partials of its head
+
+  __device__ __forceinline__ int packers() const {  // blocks of threads per head
+    return (blocks + blocks_each - 1) / blocks_each;
+  }
 };
 
 // 64 keys of 64 channels on their way from token-major to channel-major, as words of quantise_block.
@@ -27,9 +32,10 @@ struct Turn {
   }
 };
 
-// Block `block` of one head, whose partials are given; by all threads. Block: KvBlock or Int8KvBlock.
+// Share `packer` of one head's blocks, whose partials are given; by all threads. Block: KvBlock or
+// Int8KvBlock.
 template <typename Block, int HEAD_DIM, Dtype DTYPE>
-__device__ __forceinline__ void pack_values(const Values& p, const float* partials, int block,
+__device__ __forceinline__ void pack_values(const Values& p, const float* partials, int packer,
                                             s64 kv_head, Turn& turn) {
   constexpr int OCTETS = Turn::CHANNELS / 8, GROUPS = BLOCK_KEYS / NVFP4_BLOCK;
   static_assert(THREADS == Turn::CHANNELS * GROUPS, "a thread takes one scale of a turn");
@@ -44,14 +50,18 @@ __device__ __forceinline__ void pack_values(const Values& p, const float* partia
   if (threadIdx.x < HEAD_DIM) mean[threadIdx.x] = range.mean;
   const float amax =
       max_nan(max_over_block<THREADS>(range.deviation(), per_warp), SMALLEST_NVFP4_AMAX);
-  if (block == 0 && threadIdx.x < HEAD_DIM) {
+  if (packer == 0 && threadIdx.x < HEAD_DIM) {
     p.v_means[kv_head * HEAD_DIM + threadIdx.x] = range.mean * (1.0f / RANGE);
     if (threadIdx.x == 0) p.kv_scales[kv_head * 2 + 1] = amax * (1.0f / (NVFP4_MAX * RANGE));
   }
   const float inverse = NVFP4_MAX / amax;
-  u8* target = p.kv + (kv_head * p.blocks + block) * Block::BYTES;
-  for (int first = 0; first < HEAD_DIM; first += Turn::CHANNELS) {
-    if (first > 0) __syncthreads();
+  constexpr int TURNS = (HEAD_DIM + Turn::CHANNELS - 1) / Turn::CHANNELS;  // per block of keys
+  const int first_turn = packer * p.blocks_each * TURNS;
+  const int end_turn = min((packer + 1) * p.blocks_each, p.blocks) * TURNS;
+  for (int index = first_turn; index < end_turn; ++index) {
+    __syncthreads();
+    const int block = index / TURNS, first = index % TURNS * Turn::CHANNELS;
+    u8* target = p.kv + (kv_head * p.blocks + block) * Block::BYTES;
     const int word = threadIdx.x / OCTETS, octet_channel = threadIdx.x % OCTETS * 8;
     const int in_block = word / NVFP4_WORDS * NVFP4_BLOCK + first_of_word(word % NVFP4_WORDS);
     float x[2][8];
