@@ -84,19 +84,26 @@ __device__ __forceinline__ float share_of_largest(float x, float (&per_warp)[THR
   return max_nan(x / largest, SMALLEST_SHARE);
 }
 
-// The factor of Q's channel threadIdx.x, by all threads. Deviations of the key head and of the first
-// of the `group` query heads that read it, which are neighbours.
-template <int HEAD_DIM>
-__device__ __forceinline__ float find_balance(const float* k_deviations, const float* q_deviations,
-                                              int group) {
-  __shared__ float per_warp[2][THREADS / 32];
+// Of channel threadIdx.x.
+struct Deviations {
   float k = 0.0f, q = 0.0f;
-  if (threadIdx.x < HEAD_DIM) {
+
+  // Deviations of the key head and of the first of the `group` query heads that read it, which are
+  // neighbours.
+  template <int HEAD_DIM>
+  __device__ __forceinline__ void read(const float* k_deviations, const float* q_deviations,
+                                       int group) {
+    if (threadIdx.x >= HEAD_DIM) return;
     k = k_deviations[threadIdx.x];
     for (int i = 0; i < group; ++i) q = max_nan(q, q_deviations[i * HEAD_DIM + threadIdx.x]);
   }
-  return sqrtf(share_of_largest(k, per_warp[0]) / share_of_largest(q, per_warp[1]));
-}
+
+  // The factor of Q's channel; by all threads.
+  __device__ __forceinline__ float balance() const {
+    __shared__ float per_warp[2][THREADS / 32];
+    return sqrtf(share_of_largest(k, per_warp[0]) / share_of_largest(q, per_warp[1]));
+  }
+};
 
 // The root of the sum of the squares of a number per thread, none negative, in all threads; no less
 // than `least`.
@@ -124,8 +131,9 @@ struct Rotated {
   static constexpr int DIM = PADDED_DIM<HEAD_DIM>, PARTS = DIM / NVFP4_BLOCK;
   static constexpr int BLOCK = HEAD_DIM & -HEAD_DIM;  // of the rotation: largest power of two in it
 
-  float mean[DIM];    // times RANGE; zeros from HEAD_DIM on
-  float factor[DIM];  // likewise
+  // Four neighbouring channels of all blocks beside each other, so that lanes meet no bank twice.
+  float mean[NVFP4_BLOCK / 4][PARTS][4];    // times RANGE; zeros from HEAD_DIM on
+  float factor[NVFP4_BLOCK / 4][PARTS][4];  // likewise
   // No rotated value is above the norm of its token. With the rotation's own root in `factor`, codes
   // and scales hold values up to NVFP4_MAX.
 
@@ -137,14 +145,30 @@ struct Rotated {
                            : BLOCK == 128 ? 11.313708499f
                                           : 16.0f;
     if (threadIdx.x >= DIM) return;
-    mean[threadIdx.x] = channel_mean;
-    factor[threadIdx.x] = balance * (NVFP4_MAX / norm) * (1.0f / ROOT);
+    const int part = threadIdx.x / NVFP4_BLOCK, quad = threadIdx.x % NVFP4_BLOCK / 4;
+    mean[quad][part][threadIdx.x % 4] = channel_mean;
+    factor[quad][part][threadIdx.x % 4] = balance * (NVFP4_MAX / norm) * (1.0f / ROOT);
   }
 
-  // Block `part` of a token that starts at `token`; zeros if it does not exist. By whole warps.
+  // Sixteen channels, in registers.
+  struct Part {
+    float mean[NVFP4_BLOCK], factor[NVFP4_BLOCK];
+  };
+
+  __device__ __forceinline__ void read(Part& x, int part) const {
+#pragma unroll
+    for (int i = 0; i < NVFP4_BLOCK; ++i) {
+      x.mean[i] = mean[i / 4][part][i % 4], x.factor[i] = factor[i / 4][part][i % 4];
+    }
+  }
+
+  // Block `part` of a token that starts at `token`, as words of quantise_block; zeros if it does not
+  // exist. By whole warps.
   template <Dtype DTYPE>
-  __device__ __forceinline__ void load(float (&x)[NVFP4_BLOCK], const char* token, bool exists,
-                                       int part, int head_dim) const {
+  static __device__ __forceinline__ void load(u32 (&words)[NVFP4_WORDS], const Part& channels,
+                                              const char* token, bool exists, int part,
+                                              int head_dim) {
+    float x[NVFP4_BLOCK];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int channel = part * NVFP4_BLOCK + half * 8;
@@ -154,8 +178,8 @@ struct Rotated {
       if (here) octet.load(token + channel * ELEMENT_BYTES<DTYPE>);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        const float smooth = here ? fmaf(octet[i], RANGE, -mean[channel + i]) : 0.0f;
-        x[half * 8 + i] = smooth * factor[channel + i];
+        const float smooth = fmaf(octet[i], RANGE, -channels.mean[half * 8 + i]);
+        x[half * 8 + i] = here ? smooth * channels.factor[half * 8 + i] : 0.0f;
       }
     }
 #pragma unroll
@@ -175,6 +199,10 @@ struct Rotated {
       for (int i = 0; i < NVFP4_BLOCK; ++i) {
         x[i] = fmaf(sign, x[i], __shfl_xor_sync(0xffffffff, x[i], distance));
       }
+    }
+#pragma unroll
+    for (int i = 0; i < NVFP4_WORDS; ++i) {
+      words[i] = pack_f16x2(x[first_of_word(i)], x[first_of_word(i) + 4]);
     }
   }
 };

@@ -225,3 +225,10 @@ __device__ __forceinline__ u32 add_f16x2(u32 a, u32 b) {
   asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
   return d;
 }
+
+// a b + c, rounded once.
+__device__ __forceinline__ u32 multiply_add_f16x2(u32 a, u32 b, u32 c) {
+  u32 d;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}

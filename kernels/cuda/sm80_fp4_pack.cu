@@ -30,27 +30,30 @@ constexpr float LARGEST_EXPONENT = 4194304.0f;  // 2^22
 constexpr float SMALLEST_DEVIATION = 1.0f / 4096;
 
 template <int HEAD_DIM>
-__device__ __forceinline__ float find_balance(const Params& p, s64 kv_head) {
+__device__ __forceinline__ Deviations read_deviations(const Params& p, s64 kv_head) {
   const int group = p.q_heads / p.values.kv_heads;
-  return find_balance<HEAD_DIM>(p.k_deviations + kv_head * HEAD_DIM,
-                                p.q_deviations + kv_head * group * HEAD_DIM, group);
+  Deviations deviations;
+  deviations.read<HEAD_DIM>(p.k_deviations + kv_head * HEAD_DIM,
+                            p.q_deviations + kv_head * group * HEAD_DIM, group);
+  return deviations;
 }
 
 template <int HEAD_DIM, Dtype DTYPE>
-__device__ __forceinline__ void pack_keys(const Params& p, int block, s64 kv_head,
+__device__ __forceinline__ void pack_keys(const Params& p, int packer, s64 kv_head,
                                           Rotated<HEAD_DIM>& rotated) {
   using Block = KvBlock<HEAD_DIM>;
   using Parts = Rotated<HEAD_DIM>;
   __shared__ float per_warp[THREADS / 32];
   const Values& v = p.values;
-  const float balance = find_balance<HEAD_DIM>(p, kv_head);
+  const Deviations deviations = read_deviations<HEAD_DIM>(p, kv_head);
   ChannelRange k;
   if (threadIdx.x < v.head_dim) {
     const float* partials = v.partials + kv_head * 2 * v.chunks * PARTIAL_FLOATS<HEAD_DIM>;
     k.read<HEAD_DIM>(partials, v.chunks, v.kv_len, threadIdx.x);
   }
+  const float balance = deviations.balance();
   const float norm = norm_over_block(k.deviation() / balance, SMALLEST_NORM);
-  if (block == 0) {
+  if (packer == 0) {
     const float size = max_over_block<THREADS>(k.deviation(), per_warp);
     if (threadIdx.x < HEAD_DIM) {
       p.k_means[kv_head * HEAD_DIM + threadIdx.x] = k.mean * (1.0f / RANGE);
@@ -63,15 +66,20 @@ __device__ __forceinline__ void pack_keys(const Params& p, int block, s64 kv_hea
   rotated.set_channel(k.mean, 1.0f / balance, norm);
   __syncthreads();
   const int head = kv_head % v.kv_heads, batch = kv_head / v.kv_heads;
-  u8* target = v.kv + (kv_head * v.blocks + block) * Block::BYTES;
   static_assert(BLOCK_KEYS * Parts::PARTS % THREADS == 0, "rotation wants whole warps");
-  for (int unit = threadIdx.x; unit < BLOCK_KEYS * Parts::PARTS; unit += THREADS) {
-    const int in_block = unit / Parts::PARTS, part = unit % Parts::PARTS;
-    const int key = block * BLOCK_KEYS + in_block, row = row_of_key(in_block);
+  static_assert(THREADS % Parts::PARTS == 0, "a thread takes the same channels of all its keys");
+  const int part = threadIdx.x % Parts::PARTS;
+  typename Parts::Part channels;
+  rotated.read(channels, part);
+  const int end = min((packer + 1) * v.blocks_each, v.blocks) * BLOCK_KEYS;
+  for (int key = packer * v.blocks_each * BLOCK_KEYS + threadIdx.x / Parts::PARTS; key < end;
+       key += THREADS / Parts::PARTS) {
+    const int block = key / BLOCK_KEYS, row = row_of_key(key % BLOCK_KEYS);
+    u8* target = v.kv + (kv_head * v.blocks + block) * Block::BYTES;
     const bool exists = key < v.kv_len && v.live(batch, head, key);
-    float x[NVFP4_BLOCK];
-    rotated.template load<DTYPE>(x, p.k.token<DTYPE>(batch, head, exists ? key : 0), exists, part,
-                                 v.head_dim);
+    u32 x[NVFP4_WORDS];
+    Parts::template load<DTYPE>(x, channels, p.k.token<DTYPE>(batch, head, exists ? key : 0), exists,
+                                part, v.head_dim);
     const Nvfp4Block quantised = quantise_block(x);
     u8* panel = target + part / 4 * PANEL;
     *reinterpret_cast<uint2*>(panel + panel_offset(row, part % 4 * 8)) = quantised.codes;
@@ -92,10 +100,11 @@ __device__ __forceinline__ void pack_queries(const Params& p, int index,
   const int group = p.q_heads / v.kv_heads;
   const int first = min(block * p.q_block_tokens, p.q_len);
   const int end = min(first + p.q_block_tokens, p.q_len);
+  const Deviations deviations = read_deviations<HEAD_DIM>(p, batch_head / group);
   const LiveKeys all{};
   reduction.template reduce<DTYPE>(p.q, all, batch, head, first, end, v.head_dim,
                                    1.0f / max(end - first, 1));
-  const float balance = find_balance<HEAD_DIM>(p, batch_head / group);
+  const float balance = deviations.balance();
   float mean = 0.0f, deviation = 0.0f;
   if (threadIdx.x < v.head_dim && first < end) {
     const auto channel = reduction.channel(threadIdx.x);
@@ -124,13 +133,16 @@ __device__ __forceinline__ void pack_queries(const Params& p, int index,
   }
   __syncthreads();
   const s64 head_row = static_cast<s64>(batch_head) * p.q_len;
-  const int units = (end - first) * Parts::PARTS;
-  for (int unit = threadIdx.x; unit - threadIdx.x % 32 < units; unit += THREADS) {
-    const int n = first + unit / Parts::PARTS, part = unit % Parts::PARTS;
-    const bool exists = unit < units;
-    float x[NVFP4_BLOCK];
-    rotated.template load<DTYPE>(x, p.q.token<DTYPE>(batch, head, exists ? n : 0), exists, part,
-                                 v.head_dim);
+  const int part = threadIdx.x % Parts::PARTS;
+  typename Parts::Part channels;
+  rotated.read(channels, part);
+  constexpr int TOKENS = THREADS / Parts::PARTS, WARP_TOKENS = 32 / Parts::PARTS;
+  for (int n = first + threadIdx.x / Parts::PARTS; n - threadIdx.x / Parts::PARTS % WARP_TOKENS < end;
+       n += TOKENS) {
+    const bool exists = n < end;
+    u32 x[NVFP4_WORDS];
+    Parts::template load<DTYPE>(x, channels, p.q.token<DTYPE>(batch, head, exists ? n : 0), exists,
+                                part, v.head_dim);
     if (!exists) continue;
     const Nvfp4Block quantised = quantise_block(x);
     const s64 target = (head_row + n) * Parts::PARTS + part;
@@ -153,12 +165,12 @@ sm80_fp4_pack(const __grid_constant__ Params p) {
     pack_queries<HEAD_DIM, DTYPE>(p, index - p.kv_launch, rotated, scratch.reduction);
     return;
   }
-  const int block = index % v.blocks, head = index / v.blocks;
+  const int packer = index % v.packers(), head = index / v.packers();
   const s64 kv_head = head / 2;
   if (head % 2) {
     const float* partials = v.partials + static_cast<s64>(head) * v.chunks * PARTIAL_FLOATS<HEAD_DIM>;
-    pack_values<KvBlock<HEAD_DIM>, HEAD_DIM, DTYPE>(v, partials, block, kv_head, scratch.turn);
+    pack_values<KvBlock<HEAD_DIM>, HEAD_DIM, DTYPE>(v, partials, packer, kv_head, scratch.turn);
   } else {
-    pack_keys<HEAD_DIM, DTYPE>(p, block, kv_head, rotated);
+    pack_keys<HEAD_DIM, DTYPE>(p, packer, kv_head, rotated);
   }
 }

@@ -23,9 +23,9 @@ template <int HEAD_DIM, Dtype DTYPE>
 __global__ void __launch_bounds__(THREADS, 3)
 sm80_int8_fp4_pack(const __grid_constant__ Params p) {
   __shared__ Turn turn;
-  const int block = blockIdx.x % p.blocks;
-  const s64 kv_head = blockIdx.x / p.blocks;
-  if (block == 0) find_largest_scale<HEAD_DIM>(p, kv_head);
+  const int packer = blockIdx.x % p.packers();
+  const s64 kv_head = blockIdx.x / p.packers();
+  if (packer == 0) find_largest_scale<HEAD_DIM>(p, kv_head);
   const float* partials = p.partials + kv_head * p.chunks * PARTIAL_FLOATS<HEAD_DIM>;
-  pack_values<Int8KvBlock<HEAD_DIM>, HEAD_DIM, DTYPE>(p, partials, block, kv_head, turn);
+  pack_values<Int8KvBlock<HEAD_DIM>, HEAD_DIM, DTYPE>(p, partials, packer, kv_head, turn);
 }

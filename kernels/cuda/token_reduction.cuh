@@ -26,29 +26,24 @@ struct TokenReduction {
   __device__ __forceinline__ void reduce(const Tensor& source, const LiveKeys& live, int batch,
                                          int head, int first, int end, int head_dim, float share) {
     const int octet = threadIdx.x % OCTETS, row = threadIdx.x / OCTETS;
-    float sums[8], lows[8], highs[8];
+    float sums[8] = {};
+    OctetRange<DTYPE> range;
     int tokens = 0;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) sums[i] = 0.0f, lows[i] = FLOAT_MAX, highs[i] = -FLOAT_MAX;
     if (row < ROWS && 8 * octet < head_dim) {
       visit_tokens<DTYPE, ROWS, AHEAD>(
           source, live, batch, head, first, end, row, 8 * octet, [&](const Octet<DTYPE>& channels) {
             ++tokens;
+            range.include(channels);
 #pragma unroll
-            for (int i = 0; i < 8; ++i) {
-              const float x = channels[i] * RANGE;
-              sums[i] = fmaf(x, share, sums[i]);
-              lows[i] = min_nan(lows[i], x);
-              highs[i] = max_nan(highs[i], x);
-            }
+            for (int i = 0; i < 8; ++i) sums[i] = fmaf(channels[i], share * RANGE, sums[i]);
           });
     }
     if (row < ROWS) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         sum[row][8 * octet + i] = sums[i];
-        low[row][8 * octet + i] = lows[i];
-        high[row][8 * octet + i] = highs[i];
+        low[row][8 * octet + i] = range.low[i] * RANGE;
+        high[row][8 * octet + i] = range.high[i] * RANGE;
       }
       if (octet == 0) count[row] = tokens;
     }

@@ -10,14 +10,14 @@ import torch
 
 from ..jit.loader import launch
 from ..jit.variants import Variant
-from .geometry import HEAD_DIMS, chunk, padded_head_dim, parts, place
+from .geometry import HEAD_DIMS, blocks_each, chunk, padded_head_dim, parts, place
 from .operands import DTYPES, LIVE_KEYS, LOG2_E, TENSOR, live_view, view
 
 BLOCK_KEYS = 64
 TILE_BLOCKS = 2  # of keys, per step of the attention kernel
 Q_BLOCKS = 2  # of queries, per block of threads of the attention kernel
 DELTA_BYTES = BLOCK_KEYS // 2 * 16  # per block of queries and block of keys
-VALUES = f"{TENSOR}{LIVE_KEYS}4Q6i"  # struct Values of fp4_values.cuh
+VALUES = f"{TENSOR}{LIVE_KEYS}4Q7i"  # struct Values of fp4_values.cuh
 NATIVE_SM = 120  # compute capability; below, FP4 is emulated and nothing of it built ahead
 
 THREADS = 256
@@ -72,6 +72,7 @@ class Layout(NamedTuple):
     kv_block_bytes: int
     chunks: int  # of keys, per (batch, key head) and per K and V, that statistics are made of
     chunk_tokens: int
+    blocks_each: int  # blocks of keys, of K or of V, that a block of threads packs
     q_codes: int
     q_scales: int
     q_factors: int
@@ -146,7 +147,7 @@ def quantise(
         reductions,
         batch * kv_heads,
     )
-    kv_launch = layout.kv_blocks * 2 * kv_heads * batch
+    kv_launch = parts(layout.kv_blocks, layout.blocks_each) * 2 * kv_heads * batch
     launch(
         _PACK[key],
         device,
@@ -260,6 +261,7 @@ def lay_out(
         kv_block_bytes=kv_block_bytes(head_dim),
         chunks=chunks,
         chunk_tokens=chunk_tokens,
+        blocks_each=blocks_each(2 * key_heads * kv_blocks, device),
         **places,
         q_deviations=places["k_deviations"] + key_heads * head_dim * 4,
     )
@@ -286,6 +288,7 @@ def values(v: torch.Tensor, live_keys: torch.Tensor | None, layout, start: int) 
         layout.kv_blocks,
         layout.chunks,
         layout.chunk_tokens,
+        layout.blocks_each,
     )
 
 

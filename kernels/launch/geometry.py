@@ -7,6 +7,7 @@ import torch
 HEAD_DIMS = (64, 96, 128, 256)  # others are padded to the next
 MOST_CHUNKS = 32  # every block of a packing kernel reads what was found in all of them
 SMALLEST_CHUNK = 256  # tokens
+MOST_BLOCKS_EACH = 8
 ALIGNMENT = 256  # bytes, of the parts of a buffer
 
 
@@ -24,6 +25,11 @@ def chunk(reductions: int, tokens: int, device: int) -> tuple[int, int]:
     chunks = max(1, min(wanted, MOST_CHUNKS, tokens // SMALLEST_CHUNK))
     size = parts(tokens, chunks)
     return parts(tokens, size), size
+
+
+def blocks_each(blocks: int, device: int) -> int:
+    """How many of ``blocks`` in all one block of threads packs: enough of those for every SM."""
+    return max(1, min(MOST_BLOCKS_EACH, blocks // (16 * _multiprocessors(device))))
 
 
 def place(sizes: dict[str, int]) -> dict[str, int]:

@@ -18,7 +18,7 @@ from .fp4_quantise import (
     quantiser,
     values,
 )
-from .geometry import HEAD_DIMS, chunk, padded_head_dim, parts, place
+from .geometry import HEAD_DIMS, blocks_each, chunk, padded_head_dim, parts, place
 from .int8_layout import BLOCK_KEYS, K_TOKENS, Q_TOKENS
 from .operands import DTYPES, LOG2_E, TENSOR, view
 
@@ -34,7 +34,9 @@ def _prologue(head_dim: int, dtype: torch.dtype):
 
 
 def _pack(head_dim: int, dtype: torch.dtype):
-    return quantiser("sm80_int8_fp4_pack", head_dim, dtype, VALUES, threads=THREADS, min_blocks=3)
+    return quantiser(
+        "sm80_int8_fp4_pack", head_dim, dtype, f"{VALUES}0Q", threads=THREADS, min_blocks=3
+    )
 
 
 _PROLOGUE = {(d, t): _prologue(d, t) for d in HEAD_DIMS for t in DTYPES}
@@ -51,6 +53,7 @@ class Layout(NamedTuple):
     kv_block_bytes: int
     chunks: int  # of tokens of V, per (batch, key head), that statistics are made of
     chunk_tokens: int
+    blocks_each: int  # blocks of keys, of K or of V, that a block of threads packs
     quantise_blocks: int  # of threads
     q_codes: int
     q_scales: int
@@ -99,7 +102,8 @@ def quantise(
         q_len,
         scale * LOG2_E,
     )
-    launch(_PACK[key], device, layout.kv_blocks * kv_heads * batch, *of_v)
+    packers = parts(layout.kv_blocks, layout.blocks_each)
+    launch(_PACK[key], device, packers * kv_heads * batch, *of_v)
     return Packed(buffer, layout)
 
 
@@ -140,6 +144,7 @@ def lay_out(
         kv_block_bytes=kv_block_bytes(head_dim),
         chunks=chunks,
         chunk_tokens=chunk_tokens,
+        blocks_each=blocks_each(key_heads * kv_blocks, device),
         quantise_blocks=quantise_blocks,
         **place(sizes),
     )

@@ -86,26 +86,37 @@ class Codes(NamedTuple):
 # ------------------------------------------------------------------------------------- quantising
 def quantise_blocks(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(codes, E4M3 codes of scales) of FP32 ``x`` [..., n] as ``quantise_block`` of nvfp4.cuh."""
-    blocks = x.unflatten(-1, (-1, NVFP4_BLOCK))
-    amax = blocks.abs().amax(-1, keepdim=True)
+    blocks = _f16(x).unflatten(-1, (-1, NVFP4_BLOCK))
+    sizes = blocks.abs()
+    amax = sizes.amax(-1, keepdim=True)
     lowest = torch.full_like(amax, FLOAT_MAX)
     scale, divisor = torch.zeros_like(amax), torch.ones_like(amax)
     for target in SEARCH_TARGETS:
         candidate = round_e4m3(amax * _float32(1.0 / _float32(target)))
-        inverse = 1.0 / nonzero_scale(candidate)
-        error = torch.zeros_like(amax)
-        off = round_e2m1(blocks * inverse) * candidate - blocks
-        for i in range(NVFP4_BLOCK):  # in the kernel's order, fused
-            one = off[..., i : i + 1].double()
-            error = (one * one + error.double()).float()
+        unit = nonzero_scale(candidate)
+        inverse = _f16(1.0 / unit)
+        error = _squared_error(_f16(sizes * inverse)) * unit * unit
         better = error < lowest
         lowest = torch.where(better, error, lowest)
         scale, divisor = (
             torch.where(better, candidate, scale),
             torch.where(better, inverse, divisor),
         )
-    codes = encode_e2m1(round_e2m1(blocks * divisor)).flatten(-2)
+    rounded = round_e2m1(_f16(_f16(sizes * divisor) * 2.0**-14) * 2.0**14)
+    codes = encode_e2m1(rounded.copysign(blocks)).flatten(-2)
     return codes, scale.squeeze(-1).to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+def _squared_error(x: torch.Tensor) -> torch.Tensor:
+    """Of ``x`` [..., 16], FP16 in FP32 and none negative, to E2M1: in the kernel's steps."""
+    bits = (x * 2.0**-14).half().view(torch.int16)
+    rounded = ((bits + 0x100) & ~0x1FF).view(torch.half).float() * 2.0**14
+    off = (x - rounded).unflatten(-1, (2, 2, 4)).double()  # value = 8 a + 4 half + i
+    halves = torch.zeros_like(off[..., 0, :, 0])
+    for a in range(2):
+        for i in range(4):
+            halves = _f16(off[..., a, :, i].square() + halves).double()
+    return halves.float().sum(-1, keepdim=True)
 
 
 def dequantise_blocks(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -320,6 +331,11 @@ def _any_in_warp(x: torch.Tensor) -> torch.Tensor:
 def _f32(x: torch.Tensor) -> torch.Tensor:
     """Rounded to FP32, in FP64."""
     return x.float().double()
+
+
+def _f16(x: torch.Tensor) -> torch.Tensor:
+    """Rounded to FP16, in FP32."""
+    return x.half().float()
 
 
 def _float32(x: float) -> float:

@@ -153,11 +153,16 @@ def _approximate(exact, a):
 def _in_halves(dtype: str, function):
     """``function`` of both halves of words."""
 
-    def run(a, b):
-        a, b = (np.ascontiguousarray(x) for x in np.broadcast_arrays(a, b))
-        return function(a.view(TYPES[dtype]), b.view(TYPES[dtype])).view("u4")
+    def run(*words):
+        words = (np.ascontiguousarray(x) for x in np.broadcast_arrays(*words))
+        return np.asarray(function(*(x.view(TYPES[dtype]) for x in words))).view("u4")
 
     return run
+
+
+def _fused_halves(a, b, c):
+    # FP64 holds product and sum wherever they are near a tie of FP16.
+    return (a.astype("f8") * b + c).astype("f2")
 
 
 _FLOAT = {
@@ -189,6 +194,7 @@ for _type in ("f16", "bf16"):
     lanewise(rf"((?:min|max)\.NaN)\.{_type}x2", "u32 u32 u32", _halves)
     if _type == "f16":  # in FP32 and rounded again: for one operation the rounding to FP16
         lanewise(r"(add|sub|mul)\.rn\.f16x2", "u32 u32 u32", _halves)
+        lanewise(r"fma\.rn\.f16x2", "u32 u32 u32 u32", _in_halves("f16", _fused_halves))
 
 
 # ------------------------------------------------------------------------------- choices and moves

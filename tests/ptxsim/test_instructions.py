@@ -100,6 +100,9 @@ VECTORS = [
     # Halves 1 and 2 with 0.5 and -2; the sum of 2048 and 1 is a tie in FP16.
     ("add.rn.f16x2 d, a, b;", (0x3C004000, 0x3800C000, 0x3E000000), (0x6800, 0x3C00, 0x6800)),
     ("mul.rn.f16x2 d, a, b;", (0x3C004000, 0x3800C000, 0x3800C400)),
+    # Then (1 + 2^-10)^2 - (1 + 2^-9), which is zero if rounded twice, and 3 * 2^-24 doubled.
+    ("fma.rn.f16x2 d, a, b, c;", (0x3C004000, 0x40003800, 0xC0003C00, 0x00004000)),
+    ("fma.rn.f16x2 d, a, b, c;", (0x3C010003, 0x3C014000, 0xBC020000, 0x00100006)),
     ("max.NaN.f16x2 d, a, b;", (0x3C004000, 0x3800C000, 0x3C004000)),
     ("min.NaN.bf16x2 d, a, b;", (0x3F80C000, 0x40000000, 0x3F80C000)),
     ("setp.lt.s32 p, a, b; selp.u32 d, 1, 2, p;", (-1, 0, 1), (0, 0, 2)),
