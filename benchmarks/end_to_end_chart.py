@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 # Okabe-Ito colours; the host recedes as grey.
-ATTENTION, REST = {"host": "#808080"}, "#d0d0d0"
-OURS = "#56b4e9"
+COLOURS = {"attention, host": "#808080", "attention, quantised": "#56b4e9", "the rest": "#d0d0d0"}
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
-    """One group of bars per workload, from 0 to the step time with the host's attention."""
+    """One group of bars per workload; 1 is the step time with the host's attention."""
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     rows = [
         (row["name"], name, taken, row["variants"]["host"]["seconds"])
@@ -22,8 +22,9 @@ def plot(results: dict[str, Any], path: Path) -> None:
     for y, (_, name, taken, whole) in enumerate(rows):
         attention = taken["attention_seconds"] / whole
         rest = taken["seconds"] / whole - attention
-        axes.barh(y, rest, color=REST)
-        axes.barh(y, attention, left=rest, color=ATTENTION.get(name, OURS))
+        kind = "attention, host" if name == "host" else "attention, quantised"
+        axes.barh(y, rest, color=COLOURS["the rest"])
+        axes.barh(y, attention, left=rest, color=COLOURS[kind])
         axes.text(rest + attention, y, f" {taken['seconds']:.2f} s", va="center", fontsize=8)
     axes.set_yticks(range(len(rows)))
     axes.set_yticklabels(
@@ -33,11 +34,8 @@ def plot(results: dict[str, Any], path: Path) -> None:
     axes.invert_yaxis()
     axes.margins(x=0.1)
     axes.set_xlabel("a step of sampling, as part of one with the host's attention", fontsize=8)
-    from matplotlib.patches import Patch
-
-    shown = {"attention, host": ATTENTION["host"], "attention, quantised": OURS, "the rest": REST}
     figure.legend(
-        handles=[Patch(color=colour, label=label) for label, colour in shown.items()],
+        handles=[Patch(color=colour, label=label) for label, colour in COLOURS.items()],
         loc="outside lower center",
         ncols=3,
         fontsize=8,
