@@ -14,7 +14,7 @@ import gc
 import importlib.util
 import json
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,23 +86,27 @@ def build(workload: Workload, device: str, dtype: torch.dtype) -> Any:
     return comfy.model_patcher.ModelPatcher(model, load_device=place, offload_device=place)
 
 
+def sample_clocked(workload: Workload, model: Any, clock: StepClock) -> torch.Tensor:
+    """The latent that the host's sampler makes with ``model``."""
+    family = workload.family
+    with clock.running(model):
+        return sample(
+            clock.on(model),
+            family.name,
+            steps=workload.steps + 1,
+            cfg=workload.cfg,
+            latent=family.latent,
+            positive=tiny.random_conditioning(family.text, 1),
+            negative=tiny.random_conditioning(family.text, 2),
+            callback=clock.stepped,
+        )
+
+
 def run(workload: Workload, model: Any, meter: Any) -> tuple[dict[str, Any], torch.Tensor, dict]:
     """What one run of ``model`` took, the latent that it made, and what its steps consist of."""
     clock = StepClock(meter)
-    text = workload.family.text
-    clocked = clock.on(model)
     meter.forget_peak()
-    with clock.running(model):
-        latent = sample(
-            clocked,
-            workload.family.name,
-            steps=workload.steps + 1,
-            cfg=workload.cfg,
-            latent=workload.family.latent,
-            positive=tiny.random_conditioning(text, 1),
-            negative=tiny.random_conditioning(text, 2),
-            callback=clock.stepped,
-        )
+    latent = sample_clocked(workload, model, clock)
     seconds = statistics.median(clock.steps)
     attention = statistics.median(clock.attention)
     taken = {
@@ -110,7 +114,6 @@ def run(workload: Workload, model: Any, meter: Any) -> tuple[dict[str, Any], tor
         "steps": clock.steps,
         "attention_seconds": attention,
         "attention_share": attention / seconds,
-        "enqueue_microseconds": statistics.median(clock.enqueue) * 1e6,
         "peak_bytes": meter.peak_bytes(),
         "kernel_seconds": clock.by_kind(),
         "longest_kernels": dict(sorted(clock.kernels.items(), key=lambda k: -k[1])[:12]),
@@ -156,25 +159,31 @@ def measure(workload: Workload, model: Any, found: Variants, meter: Any) -> dict
     return row
 
 
-def measure_all(workloads: Iterable[Workload], found: Variants, meter: Any, **place: Any) -> list:
-    """place: device and dtype of the models. One at a time is held."""
+def measure_all(
+    workloads: Iterable[Workload], found: Variants, meter: Any, **place: Any
+) -> Iterator[dict[str, Any]]:
+    """A row of each workload. place: device and dtype of the models; one at a time is held."""
     import comfy.model_management
 
-    rows, model, built = [], None, None
+    model, built = None, None
     for workload in workloads:
         if built != workload.family.config:
             comfy.model_management.unload_all_models()
             model = None
             gc.collect()
             model, built = build(workload, **place), workload.family.config
-        rows.append(measure(workload, model, found, meter))
-    return rows
+        yield measure(workload, model, found, meter)
 
 
 def overhead(preset: str, meter: Any, **place: Any) -> dict[str, float]:
     """CPU microseconds of an attention call that no GPU work holds up: the host's, and ours."""
-    row = measure(SMALL, build(SMALL, **place), variants([preset]), meter)
-    return {name: taken["enqueue_microseconds"] for name, taken in row["variants"].items()}
+    model = build(SMALL, **place)
+    taken = {}
+    for name, make in variants([preset]).items():
+        clock = StepClock(meter, profiled=False)
+        sample_clocked(SMALL, make(model), clock)
+        taken[name] = statistics.median(clock.enqueue) * 1e6
+    return taken
 
 
 def projections(rows: Iterable[dict]) -> dict[str, list[dict]]:
@@ -226,23 +235,25 @@ def main() -> None:
         parser.error("there is no NVIDIA GPU to measure, or torch is a CPU build")
     host.import_comfy(cpu=False)
     meter, place = GpuMeter(), {"device": "cuda", "dtype": torch.bfloat16}
-    enqueue = overhead(options.presets[0], meter, **place)
-    rows = measure_all(chosen, variants(options.presets), meter, **place)
     results = {
         **provenance(
             options.commit or commit_of(*SOURCES),
             machine=torch.cuda.get_device_name(),
             cuda=torch.version.cuda,
         ),
-        "workloads": rows,
-        "enqueue_microseconds": enqueue,
-        "projection": projections(rows),
+        # Before anything is profiled.
+        "enqueue_microseconds": overhead(options.presets[0], meter, **place),
+        "workloads": [],
     }
+    for row in measure_all(chosen, variants(options.presets), meter, **place):
+        results["workloads"].append(row)
+        results["projection"] = projections(results["workloads"])
+        if options.out:  # after each: a run that breaks off has not been for nothing
+            options.out.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(results, indent=1) + "\n"
+            (options.out / "end_to_end.json").write_text(text, encoding="utf-8")
     show(results, Console(width=140))
     if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(results, indent=1) + "\n"
-        (options.out / "end_to_end.json").write_text(text, encoding="utf-8")
         plot(results, options.out / "end_to_end.png")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import time
+import weakref
 
 import pytest
 import torch
@@ -66,7 +67,8 @@ def rows():
         patch.setattr(
             end_to_end, "WIDGETS", {**end_to_end.WIDGETS, "min_tokens": 0, "emulation": True}
         )
-        return measure_all(workloads, variants(["balanced", "quality"]), CpuMeter(), **PLACE)
+        found = variants(["balanced", "quality"])
+        return list(measure_all(workloads, found, CpuMeter(), **PLACE))
 
 
 def test_every_variant_of_every_workload_is_measured(rows):
@@ -136,6 +138,34 @@ def test_a_result_can_be_shown_projected_and_drawn(rows, tmp_path):
     assert "Flux, guided" in console.export_text()
     plot(results, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_family_runs_and_its_model_is_given_up_before_the_next(monkeypatch):
+    """Two models at once would not fit."""
+    built, build = [], tiny.build
+
+    def watched(*args):
+        assert all(model() is None for model in built)
+        model = build(*args)
+        built.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(tiny, "build", watched)
+    families = [FAMILIES[workload.family.name] for workload in WORKLOADS]
+    workloads = [Workload(family.name, family, steps=1) for family in families]
+    for row in measure_all(workloads, variants(["balanced"]), CpuMeter(), **PLACE):
+        assert row["attention_calls"]
+    assert len(built) == len({f.name for f in families}), "workloads of one model share it"
+
+
+def test_the_overhead_is_of_calls_and_nothing_is_profiled(monkeypatch):
+    monkeypatch.setattr(end_to_end, "WIDGETS", {**end_to_end.WIDGETS, "emulation": True})
+    small = end_to_end.SMALL._replace(steps=1)
+    monkeypatch.setattr(end_to_end, "SMALL", small)
+    monkeypatch.delattr(CpuMeter, "profile")
+    taken = end_to_end.overhead("balanced", CpuMeter(), **PLACE)
+    assert set(taken) - {end_to_end.PEER} == {"host", "balanced"}
+    assert all(us > 0 for us in taken.values())
 
 
 # Tokens of the models' authors; parameters as published, in thousands of millions.
