@@ -18,11 +18,12 @@ FRAMES_AS_BATCH = 4  # models that take frames as batch items are fed this many
 
 @dataclass(frozen=True)
 class Text:
-    """What the text encoder of a family delivers: [1, TEXT_TOKENS, channels] and [1, pooled]."""
+    """What the text encoder of a family delivers: [1, tokens, channels] and [1, pooled]."""
 
     channels: int
     pooled: int = 0
     masked: bool = False  # an attention mask that hides the last third of the tokens
+    tokens: int = TEXT_TOKENS
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .families import FAMILIES, FRAMES_AS_BATCH, TEXT_TOKENS, Family
+from .families import FAMILIES, FRAMES_AS_BATCH, Family, Text
 from .host import MODELS
 
 SEED = 0
@@ -29,7 +29,7 @@ def model(name: str, seed: int = SEED, **widths: Any) -> Any:
 
     family = replace(FAMILIES[name], config={**FAMILIES[name].config, **widths})
     return comfy.model_patcher.ModelPatcher(
-        _build(family, seed),
+        build(family, seed),
         load_device=comfy.model_management.get_torch_device(),
         offload_device=comfy.model_management.unet_offload_device(),
     )
@@ -50,7 +50,7 @@ def checkpoint(name: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     weights = {
         key: value.contiguous()
-        for key, value in _build(family, SEED).diffusion_model.state_dict().items()
+        for key, value in build(family, SEED).diffusion_model.state_dict().items()
         if value.numel()
     }
     partial = path.with_suffix(f".{os.getpid()}.partial")
@@ -69,11 +69,11 @@ def inputs(name: str, seed: int = SEED) -> tuple[torch.Tensor, dict[str, Any]]:
         return torch.randn(batch, *shape, generator=generator)
 
     x = random(*family.latent)
-    kwargs: dict[str, Any] = {"c_crossattn": random(TEXT_TOKENS, family.text.channels)}
+    kwargs: dict[str, Any] = {"c_crossattn": random(family.text.tokens, family.text.channels)}
     if family.text.pooled:
         kwargs["y"] = random(family.text.pooled)
     if family.text.masked:
-        kwargs["attention_mask"] = text_mask(TEXT_TOKENS)
+        kwargs["attention_mask"] = text_mask(family.text.tokens)
     for key, value in family.conditions.items():
         if isinstance(value, tuple):
             value = random(*value)
@@ -85,14 +85,18 @@ def inputs(name: str, seed: int = SEED) -> tuple[torch.Tensor, dict[str, Any]]:
 
 def conditioning(name: str, seed: int = 1) -> list:
     """CONDITIONING as the family's text encoder would give it, of seeded random numbers."""
-    text = FAMILIES[name].text
+    return random_conditioning(FAMILIES[name].text, seed)
+
+
+def random_conditioning(text: Text, seed: int) -> list:
+    """CONDITIONING as a text encoder that delivers ``text`` would give it."""
     generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randn(1, TEXT_TOKENS, text.channels, generator=generator)
+    tokens = torch.randn(1, text.tokens, text.channels, generator=generator)
     extra: dict[str, Any] = {"pooled_output": None}  # the host's text encoders always say
     if text.pooled:
         extra["pooled_output"] = torch.randn(1, text.pooled, generator=generator)
     if text.masked:
-        extra["attention_mask"] = text_mask(TEXT_TOKENS)
+        extra["attention_mask"] = text_mask(text.tokens)
     return [[tokens, extra]]
 
 
@@ -103,16 +107,14 @@ def text_mask(tokens: int) -> torch.Tensor:
     return mask
 
 
-def _build(family: Family, seed: int) -> torch.nn.Module:
-    import comfy.supported_models
-
-    model_class = getattr(comfy.supported_models, family.model)
-    config = model_class({**model_class.unet_config, **family.config})
-    config.set_inference_dtype(torch.float32, None)
+def build(
+    family: Family, seed: int, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> torch.nn.Module:
+    """The host's own model of ``family`` with random weights, which are drawn on ``device``."""
     # Nodes run under inference mode; weights made there could never be trained.
     with torch.inference_mode(False):
-        built = config.get_model({}, "", device="cpu")
-        generator = torch.Generator().manual_seed(seed)
+        built = build_empty(family, device, dtype)
+        generator = torch.Generator(device).manual_seed(seed)
         for key, parameter in built.diffusion_model.named_parameters():
             parameter.data = _weight(key, parameter, generator)
             parameter.requires_grad_(False)
@@ -121,13 +123,23 @@ def _build(family: Family, seed: int) -> torch.nn.Module:
         parameters = dict(built.diffusion_model.named_parameters())
         for key, value in built.diffusion_model.state_dict().items():
             if key not in parameters and value.is_floating_point():
-                value.copy_(torch.randn(value.shape, generator=generator))
+                value.copy_(torch.randn(value.shape, generator=generator, device=device))
     return built
 
 
+def build_empty(family: Family, device: str, dtype: torch.dtype) -> torch.nn.Module:
+    """The host's own model of ``family``, its weights as the memory happens to be."""
+    import comfy.supported_models
+
+    model_class = getattr(comfy.supported_models, family.model)
+    config = model_class({**model_class.unet_config, **family.config})
+    config.set_inference_dtype(dtype, None)
+    return config.get_model({}, "", device=device)
+
+
 def _weight(key: str, like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    noise = torch.randn(like.shape, generator=generator)
+    noise = torch.randn(like.shape, generator=generator, device=generator.device, dtype=like.dtype)
     if like.ndim >= 2:
         fan_in = like[0].numel()
-        return noise * fan_in**-0.5
+        return noise.mul_(fan_in**-0.5)
     return noise * 0.02 + (0.0 if key.endswith("bias") else 1.0)

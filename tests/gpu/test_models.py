@@ -44,3 +44,18 @@ def test_every_preset_runs_natively_where_it_wants_int8(preset):
     counts = last_run(native).counts
     assert "sm80_int8" in {entry.backend for entry in counts}
     assert {entry.backend for entry in counts} <= {"sm80_int8", "host"}
+
+
+def test_a_model_whose_weights_stay_with_the_cpu_samples_the_same(monkeypatch):
+    """As with --novram: the host brings each layer's weights to the GPU when it is due."""
+    import comfy.model_management as management
+
+    whole = patched(tiny.model("flux"), emulation=False)
+    expected = sampling.sample(whole, "flux")
+
+    monkeypatch.setattr(management, "vram_state", management.VRAMState.NO_VRAM)
+    model = patched(tiny.model("flux"), emulation=False)
+    out = sampling.sample(model, "flux")
+    assert model.model.diffusion_model.double_blocks[0].img_attn.qkv.weight.device.type == "cpu"
+    assert {entry.backend for entry in last_run(model).counts} == {"sm80_int8"}
+    assert torch.equal(out, expected)

@@ -25,7 +25,7 @@ def unset_memory_is_nan():
 @pytest.mark.parametrize("name", [*FAMILIES, *MORE])
 def test_two_tiny_models_of_a_family_are_equal_to_the_bit(name):
     family = {**FAMILIES, **MORE}[name]
-    first, second = (tiny._build(family, 0).diffusion_model.state_dict() for _ in range(2))
+    first, second = (tiny.build(family, 0).diffusion_model.state_dict() for _ in range(2))
     assert first.keys() == second.keys()
     assert [key for key in first if not torch.equal(first[key], second[key])] == []
 
