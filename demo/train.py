@@ -64,7 +64,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hidden", type=int, default=256, help="channels, 128 a head")
     parser.add_argument("--blocks", type=int, nargs=2, default=(1, 3), help="double and single")
-    parser.add_argument("--compile", action="store_true", help="compile the blocks")
+    parser.add_argument("--compile", action="store_true", help="compile the model")
     parser.add_argument("--save-every", type=float, default=60.0, help="seconds")
     parser.add_argument(
         "--seconds", type=float, default=math.inf, help="stop earlier, after so long in all"
@@ -91,9 +91,7 @@ class Trainer:
             "depth_single_blocks": singles,
         }
         self.model = build(self.device, options.seed, **widths)
-        if options.compile:
-            for block in (*self.model.double_blocks, *self.model.single_blocks):
-                block.compile(dynamic=False)
+        self.velocity = torch.compile(velocity, dynamic=False) if options.compile else velocity
         self.parameters = dict(self.model.named_parameters())
         self.average = {key: x.detach().clone() for key, x in self.parameters.items()}
         self.optimiser = torch.optim.AdamW(
@@ -152,7 +150,7 @@ class Trainer:
             x = torch.lerp(latents, noise, sigma[:, None, None, None, None])
         self._set_rate(step)
         with self._autocast():
-            found = velocity(self.model, x, sigma, context, pooled)
+            found = self.velocity(self.model, x, sigma, context, pooled)
         loss = (found.float() - (noise - latents)).square().mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters.values(), 1.0)
