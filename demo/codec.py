@@ -5,12 +5,15 @@ Each 4 x 4 pixels of a frame become the 16 channels of one cell of the host's Hu
 the finest detail is lost. (HunyuanVideo's own VAE makes a cell of 8 x 8 pixels of 4 frames.)
 """
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from einops import rearrange
+from safetensors.torch import load_file
 
 from .clips import draw, random_scenes
+from .words import MODEL
 
 PATCH = 4
 CHANNELS = 16
@@ -57,6 +60,12 @@ def fit(clips: int = 256) -> Codec:
     evened = deviations**EVENING
     wanted = evened / evened.square().mean().sqrt() / LATENT_SCALE
     return Codec(mean.float(), basis.float().contiguous(), (deviations / wanted).float())
+
+
+@cache
+def load() -> Codec:
+    """The codec that the shipped model was trained with."""
+    return Codec(**load_file(MODEL / "codec.safetensors"))
 
 
 def _patches(clips: torch.Tensor) -> torch.Tensor:

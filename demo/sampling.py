@@ -76,12 +76,13 @@ def sample(
     seed: int = 0,
     latent: tuple[int, ...] = (),
     positive: list | None = None,
+    negative: list | None = None,
     **settings: Any,
 ) -> torch.Tensor:
     """The host's sampler on an empty latent.
 
-    latent: shape without batch, the family's own if empty. positive: conditioning, the family's
-    own if None. settings: those of comfy.sample.sample.
+    latent: shape without batch, the family's own if empty. positive, negative: conditioning, the
+    family's own if None. settings: those of comfy.sample.sample.
     """
     import comfy.sample
 
@@ -96,7 +97,7 @@ def sample(
             sampler,
             "simple",
             positive or tiny.conditioning(family, 1),
-            tiny.conditioning(family, 2),
+            negative or tiny.conditioning(family, 2),
             torch.zeros(shape),
             disable_pbar=True,
             **settings,

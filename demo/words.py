@@ -3,9 +3,15 @@
 A prompt is "red star circling over blue stripes": one word of each category, in this order.
 """
 
-from typing import NamedTuple
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import load_file
+
+MODEL = Path(__file__).resolve().parent / "model"  # what training made, as shipped
+EXAMPLE = "red star circling over blue stripes"
 
 CATEGORIES: dict[str, tuple[str, ...]] = {
     "colour": ("red", "green", "blue", "yellow", "white", "purple", "cyan", "orange"),
@@ -21,6 +27,7 @@ FILLERS = ("a", "the", "digit", "number", "moving", "over", "on")
 CHANNELS = 64  # of each word
 POOLED = 768  # what the host takes for granted in HunyuanVideo
 SEED = 7
+NOTHING = sum(map(len, CATEGORIES.values()))  # the row that says nothing
 
 
 class Vocabulary(NamedTuple):
@@ -43,13 +50,21 @@ class Vocabulary(NamedTuple):
 
 def vocabulary() -> Vocabulary:
     generator = torch.Generator().manual_seed(SEED)
-    words = sum(map(len, CATEGORIES.values())) + 1
-    table = torch.randn(words, CHANNELS, generator=generator)
-    table[-1] = 0
+    table = torch.randn(NOTHING + 1, CHANNELS, generator=generator)
+    table[NOTHING] = 0
     return Vocabulary(table, torch.randn(len(CATEGORIES), CHANNELS, generator=generator))
 
 
-NOTHING = sum(map(len, CATEGORIES.values()))
+@cache
+def load() -> Vocabulary:
+    """The vocabulary that the shipped model was trained with."""
+    return Vocabulary(**load_file(MODEL / "vocabulary.safetensors"))
+
+
+def conditioning(prompt: str) -> list[list[Any]]:
+    """CONDITIONING of a prompt for the shipped model. Raises as :func:`parse`."""
+    context, pooled = load().embed(parse(prompt)[None])
+    return [[context, {"pooled_output": pooled}]]
 
 
 def first_of(category: str) -> int:
@@ -69,7 +84,7 @@ def parse(prompt: str) -> torch.Tensor:
     if len(said) != len(CATEGORIES):
         raise ValueError(
             f"{prompt!r} has {len(said)} of the {len(CATEGORIES)} words that this model knows as "
-            'a prompt, such as "red star circling over blue stripes"'
+            f'a prompt, such as "{EXAMPLE}"'
         )
     rows = []
     for word, (category, known) in zip(said, CATEGORIES.items(), strict=True):

@@ -1,0 +1,106 @@
+"""Clips of the shipped model in the host's own sampler, under one plan after another.
+
+Call ``host.import_comfy`` first.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..kernels.reference import SCHEMES, Scheme, reference_attention
+from ..nodes.engine.attach import clone_without_ours, set_override
+from ..nodes.engine.call import AttentionCall, read_call
+from ..nodes.engine.forecast import contributions
+from ..nodes.engine.profile import Profile
+from . import codec, words
+from .clips import SIZE
+from .sampling import calibrated, patched, sample
+from .train import CHECKPOINT, SHIFT
+from .video_model import FRAMES
+
+FAMILY = "hunyuan_video"
+LATENT = (codec.CHANNELS, FRAMES, SIZE // codec.PATCH, SIZE // codec.PATCH)
+DIRECT_P = replace(SCHEMES["fp4"], p_scaling="direct")  # the failure of the paper's figure 12
+WORST = 3  # layers kept in fp16 by calibration
+
+Models = Mapping[str, Any]
+
+
+def load_model() -> Any:
+    """The shipped model (ModelPatcher), with the noise levels that it was trained for."""
+    from comfy.sd import load_diffusion_model  # what the node UNETLoader calls
+    from comfy_extras.nodes_model_advanced import ModelSamplingSD3
+
+    [model] = ModelSamplingSD3().patch(
+        load_diffusion_model(str(words.MODEL / CHECKPOINT)), shift=SHIFT
+    )
+    return model
+
+
+def make_latent(
+    model: Any, prompt: str, seed: int, steps: int, frames: int = FRAMES
+) -> torch.Tensor:
+    """[1, 16, frames, height / 4, width / 4], on the host's scale."""
+    return sample(
+        model,
+        FAMILY,
+        seed=seed,
+        steps=steps,
+        latent=(LATENT[0], frames, *LATENT[2:]),
+        positive=words.conditioning(prompt),
+        negative=words.conditioning(""),
+    )
+
+
+def pictures(latent: torch.Tensor) -> torch.Tensor:
+    """The clip of one latent as the host's IMAGE, [frames, height, width, 3] in 0..1."""
+    return codec.load().decode(latent.float().cpu())[0].permute(1, 2, 3, 0)
+
+
+def calibrate(model: Any, prompt: str, seed: int, steps: int) -> Profile:
+    """What each layer costs in each precision, measured on one clip."""
+    profile, _ = calibrated(
+        model,
+        FAMILY,
+        seed=seed,
+        steps=steps,
+        latent=LATENT,
+        positive=words.conditioning(prompt),
+        negative=words.conditioning(""),
+    )
+    return profile
+
+
+def worst_layers(profile: Profile, precision: str = "fp4") -> list[str]:
+    """Layers from the one that moves the latent most to the one that moves it least."""
+    added = contributions(profile, precision).sum(1)
+    return [profile.layers[i] for i in (-added).argsort(kind="stable")]
+
+
+def plans(model: Any, profile: Profile) -> Models:
+    """The model in every precision. fp16, the host's own attention, is the yardstick."""
+    kept = ", ".join(worst_layers(profile)[:WORST])
+    return {
+        "fp16": model,
+        "int8": patched(model, precision="int8"),
+        "int8_fp4": patched(model, precision="int8_fp4"),
+        f"fp4, worst {WORST} layers fp16": patched(model, precision="fp4", fp16_layers=kept),
+        "fp4": patched(model, precision="fp4"),
+        "fp4, P direct": with_scheme(model, DIRECT_P),
+    }
+
+
+def with_scheme(model: Any, scheme: Scheme) -> Any:
+    """A clone of ``model`` all of whose attention is the reference algorithm's by ``scheme``."""
+    clone, _ = clone_without_ours(model)
+
+    def override(_func: Callable, *args: Any, **kwargs: Any) -> torch.Tensor:
+        call = read_call(*args, **kwargs)
+        assert isinstance(call, AttentionCall), call  # this model makes no other
+        out = reference_attention(call.q, call.k, call.v, scheme=scheme, mask=call.mask)
+        return call.finish(out.to(call.q.dtype))
+
+    set_override(clone, override)
+    return clone
