@@ -3,8 +3,12 @@
 Call ``host.import_comfy`` first.
 """
 
+import filecmp
+import os
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +20,7 @@ from ..nodes.engine.forecast import contributions
 from ..nodes.engine.profile import Profile
 from . import codec, words
 from .clips import SIZE
+from .host import MODELS
 from .sampling import calibrated, patched, sample
 from .train import CHECKPOINT, SHIFT
 from .video_model import FRAMES
@@ -37,6 +42,17 @@ def load_model() -> Any:
         load_diffusion_model(str(words.MODEL / CHECKPOINT)), shift=SHIFT
     )
     return model
+
+
+def checkpoint() -> Path:
+    """The shipped model among the demo host's diffusion models, where ``UNETLoader`` finds it."""
+    shipped, path = words.MODEL / CHECKPOINT, MODELS / CHECKPOINT
+    if not path.exists() or not filecmp.cmp(shipped, path, shallow=False):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        shutil.copyfile(shipped, partial)
+        os.replace(partial, path)
+    return path
 
 
 def make_latent(
