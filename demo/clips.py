@@ -4,6 +4,7 @@ Everything follows from a generator's seed and is drawn on its device, many clip
 """
 
 import math
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -76,7 +77,7 @@ def draw(scenes: Scenes, times: torch.Tensor, size: int = SIZE) -> torch.Tensor:
     picked = {name: scenes.words[:, i] - first_of(name) for i, name in enumerate(CATEGORIES)}
     line = (torch.arange(size, device=device) + 0.5) / size
     y, x = torch.meshgrid(line, line, indexing="ij")
-    palette = torch.tensor(list(COLOURS.values()), device=device)
+    palette, maps = _made_once(device)
     share = _textures(scenes, picked["texture"], x, y, size)
     share = GROUND_DARK + (GROUND_BRIGHT - GROUND_DARK) * share
     ground = palette[picked["ground"]][:, :, None, None] * share[:, None]
@@ -97,6 +98,13 @@ def draw(scenes: Scenes, times: torch.Tensor, size: int = SIZE) -> torch.Tensor:
     covered = (0.5 - distance * radius[..., None, None] * size).clamp(0, 1)[:, None]
     shape = palette[picked["colour"]][:, :, None, None, None]
     return ground[:, :, None] * (1 - covered) + shape * covered
+
+
+@cache
+def _made_once(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Colours and shapes: to make them takes longer than to draw a batch of clips."""
+    palette = torch.tensor(list(COLOURS.values()), device=device)
+    return palette, distance_maps(CATEGORIES["shape"]).to(device)
 
 
 def _textures(scenes: Scenes, texture: torch.Tensor, x, y, size: int) -> torch.Tensor:

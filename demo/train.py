@@ -8,6 +8,7 @@ import argparse
 import json
 import math
 import time
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -22,6 +23,8 @@ from .words import NOTHING, Vocabulary, parse, vocabulary
 
 SHIFT = 3.0  # of the noise levels, in training and in sampling
 WARM_UP = 200  # steps
+COOL_DOWN = 0.4  # share of the steps, over which the learning rate falls to nothing
+TIMED = (50, 150)  # steps by which --seconds finds out how many there is time for
 BETAS = (0.9, 0.99)
 EMA = 0.999
 SAID_NOTHING = 0.1  # share of clips that are shown without their words
@@ -57,7 +60,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="demo train", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--steps", type=int, default=12000)
+    parser.add_argument("--steps", type=int, default=30000)
     parser.add_argument("--batch", type=int, default=32, help="clips; images are FRAMES as many")
     parser.add_argument("--size", type=int, default=128, help="pixels, both ways")
     parser.add_argument("--rate", type=float, default=1e-3, help="the highest learning rate")
@@ -67,7 +70,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true", help="compile the model")
     parser.add_argument("--save-every", type=float, default=60.0, help="seconds")
     parser.add_argument(
-        "--seconds", type=float, default=math.inf, help="stop earlier, after so long in all"
+        "--seconds",
+        type=float,
+        default=math.inf,
+        help="no more steps than fit into so long; training.json says how many that were",
     )
     return parser.parse_args(arguments)
 
@@ -97,26 +103,41 @@ class Trainer:
         self.optimiser = torch.optim.AdamW(
             self.parameters.values(), lr=options.rate, betas=BETAS, weight_decay=0.01, fused=True
         )
+        self.steps = options.steps
+        self.timed_from = 0.0
         self.curve: list[dict[str, float]] = []
 
     def run(self) -> None:
         print(f"{sum(x.numel() for x in self.parameters.values()):,} parameters", flush=True)
         saved = time.monotonic()
         losses = {"clips": [], "images": []}
-        for step in range(self.options.steps):
+        for step in count():
+            if step in TIMED:
+                self._fit_into_time(step)
+            if step >= self.steps or self._seconds() > self.options.seconds:
+                break
             kind = "images" if step % IMAGE_EVERY == IMAGE_EVERY - 1 else "clips"
             losses[kind].append(self._step(step, 1 if kind == "images" else FRAMES))
             if step % 100 == 99 or (step < 20 and step % 5 == 4):
                 self._note(step + 1, losses)
                 losses = {"clips": [], "images": []}
-                if self._seconds() > self.options.seconds:
-                    print("out of time", flush=True)
-                    break
             if time.monotonic() - saved > self.options.save_every:
                 self.save()
                 saved = time.monotonic()
         self.save()
         self.show()
+
+    def _fit_into_time(self, step: int) -> None:
+        """Times the steps between TIMED and sets the number of all steps by that."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        now = self._seconds()
+        if step == TIMED[1]:
+            each = (now - self.timed_from) / (TIMED[1] - TIMED[0])
+            left = 0.97 * (self.options.seconds - now) / each
+            self.steps = int(min(self.steps, step + left))
+            print(f"{1 / each:.1f} steps/s, {self.steps} steps", flush=True)
+        self.timed_from = now
 
     def _seconds(self) -> float:
         return time.monotonic() - self.started
@@ -164,8 +185,8 @@ class Trainer:
         return loss.detach()
 
     def _set_rate(self, step: int) -> None:
-        done = step / self.options.steps
-        share = min(1.0, (step + 1) / WARM_UP) * 0.5 * (1 + math.cos(math.pi * done))
+        left = (self.steps - step) / (COOL_DOWN * self.steps)
+        share = min(1.0, (step + 1) / WARM_UP, left)
         for group in self.optimiser.param_groups:
             group["lr"] = self.options.rate * share
 
@@ -185,6 +206,7 @@ class Trainer:
         options = {key: str(value) for key, value in vars(self.options).items() if key != "out"}
         record = {
             "options": options,
+            "steps": self.steps,
             "seconds": round(self._seconds(), 1),
             "torch": torch.__version__,
             "curve": self.curve,

@@ -36,10 +36,17 @@ def test_a_seed_trains_the_same_model(trained, tmp_path):
 
 
 def test_training_that_is_cut_off_leaves_a_model(tmp_path):
-    train.main(["--out", str(tmp_path), *TINY, "--steps", "1000", "--seconds", "0"])
+    train.main(["--out", str(tmp_path), *TINY, "--seconds", "0.5"])
     weights = load_file(tmp_path / train.CHECKPOINT)
     assert all(torch.isfinite(x).all() for x in weights.values())
-    assert json.loads((tmp_path / "training.json").read_text())["curve"][-1]["step"] < 1000
+
+
+def test_training_takes_the_steps_that_there_is_time_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "TIMED", (1, 3))
+    train.main(["--out", str(tmp_path), *TINY, "--seconds", "4"])
+    record = json.loads((tmp_path / "training.json").read_text())
+    assert 3 <= record["steps"] < 30000
+    assert record["curve"]
 
 
 @torch.inference_mode()
