@@ -40,6 +40,7 @@ PROMPTS = (
     "purple zero right over cyan plain",
     "blue cross circling over yellow checks",
 )
+MIDDLE = 0.7  # noise level of the pass that is followed from block to block
 CALIBRATED_ON = "green triangle right over purple checks"  # no prompt that is measured
 
 
@@ -64,6 +65,7 @@ def measure() -> dict:
         "kept_in_fp16": video.worst_layers(profile)[: video.WORST],
         "plans": {plan: _summary(found) for plan, found in rows.items()},
         "layers": _layers(profile),
+        "rel_l1_after_each_block": _accumulated(video, plans),
     }
 
 
@@ -109,6 +111,22 @@ def _layers(profile: Any) -> dict[str, Any]:
     return table
 
 
+def _accumulated(video: Any, plans: Any) -> dict[str, list[float]]:
+    """How errors grow from block to block in one pass in the middle of sampling."""
+    from sageattention3.kernels.metrics import compare
+
+    latent = video.make_latent(plans["fp16"], CALIBRATED_ON, 100, STEPS)
+    found = {
+        plan: video.block_states(model, latent, CALIBRATED_ON, MIDDLE)
+        for plan, model in plans.items()
+    }
+    right = found.pop("fp16")
+    return {
+        plan: [_short(compare(x, y).rel_l1) for x, y in zip(states, right, strict=True)]
+        for plan, states in found.items()
+    }
+
+
 def _short(value: float) -> float:
     return float(f"{value:.4g}")
 
@@ -124,6 +142,12 @@ def show(results: dict, console: Console) -> None:
     for layer, row in results["layers"].items():
         cells = (row[p][name] for p in precisions for name in ("rel_l1", "latent_forecast"))
         table.add_row(layer, *(f"{cell:.3g}" for cell in cells))
+    console.print(table)
+    states = results["rel_l1_after_each_block"]
+    blocks = len(next(iter(states.values())))
+    table = Table("relative L1 after block", *map(str, range(1, blocks + 1)))
+    for plan, row in states.items():
+        table.add_row(plan, *(f"{value:.4f}" for value in row))
     console.print(table)
 
 

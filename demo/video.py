@@ -21,7 +21,7 @@ from ..nodes.engine.profile import Profile
 from . import codec, words
 from .clips import SIZE
 from .host import MODELS
-from .sampling import calibrated, patched, sample
+from .sampling import apply, calibrated, patched, sample
 from .train import CHECKPOINT, SHIFT
 from .video_model import FRAMES
 
@@ -87,6 +87,34 @@ def calibrate(model: Any, prompt: str, seed: int, steps: int) -> Profile:
         negative=words.conditioning(""),
     )
     return profile
+
+
+def block_states(model: Any, latent: torch.Tensor, prompt: str, sigma: float) -> list[torch.Tensor]:
+    """What leaves each block, pictures' tokens alone, in one pass over ``latent`` noised to sigma.
+
+    latent: as the host's sampler returns it.
+    """
+    noise = torch.randn(latent.shape, generator=torch.Generator().manual_seed(0))
+    context, pooled = words.load().embed(words.parse(prompt)[None])
+    network = model.model.diffusion_model
+    tokens = latent[0, 0].numel() // 4
+    states: list[torch.Tensor] = []
+
+    def keep(_block: torch.nn.Module, _given: tuple, out: Any) -> None:
+        image = out[0] if isinstance(out, tuple) else out
+        states.append(image[:, :tokens].clone())  # blocks change it in place later on
+
+    hooks = [
+        block.register_forward_hook(keep)
+        for block in (*network.double_blocks, *network.single_blocks)
+    ]
+    try:
+        x = torch.lerp(latent * codec.LATENT_SCALE, noise, sigma)
+        apply(model, x, sigma, {"c_crossattn": context, "y": pooled})
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return states
 
 
 def worst_layers(profile: Profile, precision: str = "fp4") -> list[str]:
