@@ -105,7 +105,8 @@ def _make_checkpoints(families: Iterable[Family]) -> None:
     # Remarks of the host on libraries that the demo does without.
     logging.getLogger().setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message="Failed to load image Python extension")
-    host.import_comfy()
+    # The clips take a GPU where there is one. (The server keeps to the CPU.)
+    host.import_comfy(cpu=not torch.cuda.is_available())
     for family in families:
         if family.from_file:
             tiny.checkpoint(family.name)
