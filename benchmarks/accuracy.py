@@ -3,8 +3,8 @@
     python benchmarks/accuracy.py [--save]
 
 Prints the counterparts of the SageAttention3 paper's tables 1, 6, 7 and 16, against FP64, on
-tests/data/qkv_smollm2.safetensors; --save also writes benchmarks/results/accuracy_reference.json,
-from which docs/numerics.md quotes.
+tests/data/qkv_smollm2.safetensors, and some of the forward pass on qkv_video.safetensors too.
+--save also writes benchmarks/results/accuracy_reference.json, from which docs/numerics.md quotes.
 """
 
 from dataclasses import replace
@@ -36,6 +36,7 @@ from sageattention3.kernels.reference.sagebwd import (  # noqa: E402
 )
 
 DATA = ROOT / "tests" / "data" / "qkv_smollm2.safetensors"
+VIDEO_DATA = ROOT / "tests" / "data" / "qkv_video.safetensors"
 RESULT = ROOT / "benchmarks" / "results" / "accuracy_reference.json"
 PAPER = Scheme()
 EXTRAS = {"scale_search": True, "smooth_v": True, "quantised_row_sum": True}
@@ -88,6 +89,16 @@ FORWARD_TABLES: dict[str, dict[str, Scheme]] = {
     },
 }
 
+VIDEO_TABLE: dict[str, Scheme] = {
+    "no smoothing": FORWARD_TABLES["Smoothing (table 16)"]["none"],
+    "K smoothing only": FORWARD_TABLES["Smoothing (table 16)"]["K only"],
+    "paper": PAPER,
+    "MXFP4": FORWARD_TABLES["FP4 format (table 1a)"]["MXFP4"],
+    "paper, P direct": FORWARD_TABLES["Scaling of P (table 1b)"]["direct"],
+    **SCHEMES,
+    "fp4, P direct": replace(SCHEMES["fp4"], p_scaling="direct"),
+}
+
 OUTLIER_TABLE: dict[str, Scheme] = {
     "fp4, neither balanced nor rotated": replace(SCHEMES["fp4"], balance=False, rotate=False),
     "fp4, rotated alone": replace(SCHEMES["fp4"], balance=False),
@@ -118,12 +129,19 @@ def load_layers() -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     return [tuple(data[f"layer{i}.{x}"].float() for x in "qkv") for i in LAYERS]
 
 
-def forward_errors(layers, scheme: Scheme) -> list[Errors]:
-    """Errors of the causal forward pass against FP64, one per layer."""
+def load_video_layers() -> dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """(q, k, v) of each captured layer and step of the video model, FP32, by name."""
+    data = load_file(VIDEO_DATA)
+    names = dict.fromkeys(key.rpartition(".")[0] for key in data)
+    return {name: tuple(data[f"{name}.{x}"].float() for x in "qkv") for name in names}
+
+
+def forward_errors(layers, scheme: Scheme, causal: bool = True) -> list[Errors]:
+    """Errors of the forward pass against FP64, one per layer."""
     return [
         compare(
-            reference_attention(*qkv, scheme=scheme, causal=True),
-            exact_attention(*qkv, causal=True),
+            reference_attention(*qkv, scheme=scheme, causal=causal),
+            exact_attention(*qkv, causal=causal),
         )
         for qkv in layers
     ]
@@ -189,6 +207,11 @@ def measure() -> dict:
     forward["dQ where K has a bias of 20"] = {
         name: summary(biased_gradient_errors(GRADIENT_TABLE[name]))
         for name in ("SageBwd", "SageBwd, raw K")
+    }
+    video = load_video_layers().values()
+    forward["Video model"] = {
+        name: summary(forward_errors(video, scheme, causal=False))
+        for name, scheme in VIDEO_TABLE.items()
     }
     gradients = {
         name: {x: summary(errors) for x, errors in gradient_errors(layers, options).items()}

@@ -1,6 +1,7 @@
 """The tools behind install.py: ``prepare [--browser]``, ``demo`` and ``build [options]``.
 
-``pictures`` draws those of the help pages anew.
+``pictures`` draws those of the help pages anew, ``train`` makes the demo's video model anew and
+``capture`` the attention inputs of it that tests use.
 """
 
 import argparse
@@ -20,8 +21,10 @@ def main() -> int:
     commands.add_parser("demo", help="run the shipped workflows on tiny models")
     commands.add_parser("build", help="build the kernels; options as in kernels/jit/cli.py")
     commands.add_parser("pictures", help="draw the pictures of the help pages")
+    commands.add_parser("capture", help="write the video model's attention inputs for tests")
+    commands.add_parser("train", help="train the demo's video model; options as in demo/train.py")
     arguments, options = parser.parse_known_args()
-    if options and arguments.command != "build":
+    if options and arguments.command not in ("build", "train"):
         parser.error(f"unknown: {' '.join(options)}")
 
     folder = Path(__file__).resolve().parent
@@ -38,11 +41,15 @@ def main() -> int:
     host = importlib.import_module("sageattention3.demo.host")
     importlib.import_module("sageattention3.demo.parent").die_with_parent()
     try:
+        if arguments.command == "train":
+            return importlib.import_module("sageattention3.demo.train").main(options)
         host.prepare()
         if arguments.command == "demo":
             return importlib.import_module("sageattention3.demo.run").main()
         if arguments.command == "pictures":
             return importlib.import_module("sageattention3.demo.pictures").main()
+        if arguments.command == "capture":
+            return importlib.import_module("sageattention3.demo.capture").main()
         if arguments.browser:
             importlib.import_module("sageattention3.demo.browser").prepare()
     except host.HostError as error:

@@ -1,9 +1,10 @@
-"""The demo: the shipped workflows on tiny models, in every precision, through a real ComfyUI.
+"""The demo: the shipped workflows on tiny models, then clips of a trained one, in every precision.
 
-Each workflow runs once with the host's own attention, the yardstick, and once per plan. What is
-left in ``output/demo``: the report and heat strip of every run, ``summary.json``, and the server's
-log. The models are tiny and random: the figures show that everything is wired up right and how
-the precisions compare, not what a trained model's picture would lose.
+Each workflow runs through a real ComfyUI server, once with the host's own attention, the yardstick,
+and once per plan. What is left in ``output/demo``: the report and heat strip of every run,
+``summary.json``, and the server's log. These models are tiny and random: the figures show that
+everything is wired up right, not what a picture would lose. That is what the clips of ``gallery``
+show, in ``output/demo/clips``.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from rich.table import Table
 from safetensors.torch import load
 
 from ..kernels import metrics
-from . import host, tiny
+from . import gallery, host, tiny
 from .families import FAMILIES, Family
 from .graph import REPORT_NODE, SMALL, Prompt, shrink, to_prompt
 from .pack import ROOT
@@ -89,7 +90,13 @@ def main() -> int:
         f"{calls:,} attention calls, all accounted for: each plan of a model saw the same number. "
         "Rel. L1 is against the host's own attention."
     )
-    console.print("Reports, heat strips, summary.json and the server's log are in")
+    with console.status("drawing clips") as status:
+        figures = gallery.make(OUTPUT / "clips", lambda what: status.update(f"drawing {what}"))
+    console.print(figures)
+    console.print(
+        "Clips of a small trained model against its own in fp16. Look at clips/clips.webp"
+    )
+    console.print("Clips, reports, heat strips, summary.json and the server's log are in")
     console.print(str(OUTPUT), style="bold", soft_wrap=True)
     return 0
 
@@ -98,7 +105,8 @@ def _make_checkpoints(families: Iterable[Family]) -> None:
     # Remarks of the host on libraries that the demo does without.
     logging.getLogger().setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message="Failed to load image Python extension")
-    host.import_comfy()
+    # The clips take a GPU where there is one. (The server keeps to the CPU.)
+    host.import_comfy(cpu=not torch.cuda.is_available())
     for family in families:
         if family.from_file:
             tiny.checkpoint(family.name)

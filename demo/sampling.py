@@ -51,13 +51,21 @@ def last_run(model: Any) -> Run:
 
 
 def forward(model: Any, family: str, sigma: float = 0.5, **options: Any) -> torch.Tensor:
-    """One pass of ``model`` (ModelPatcher) over the family's inputs, as the sampler would call it.
+    """One pass of ``model`` (ModelPatcher) over the family's inputs; as :func:`apply`."""
+    x, conditions = tiny.inputs(family)
+    return apply(model, x, sigma, conditions, **options)
 
-    options: further transformer_options. The sampler's callbacks (pre-run, clean-up) stay uncalled.
+
+def apply(
+    model: Any, x: torch.Tensor, sigma: float, conditions: dict[str, Any], **options: Any
+) -> torch.Tensor:
+    """One pass of ``model`` (ModelPatcher) over ``x``, as the sampler would call it.
+
+    conditions: keyword arguments of ``apply_model``. options: further transformer_options. The
+    sampler's callbacks (pre-run, clean-up) stay uncalled.
     """
     from comfy.patcher_extension import merge_nested_dicts
 
-    x, conditions = tiny.inputs(family)
     t = torch.full((x.shape[0],), sigma)
     merged = merge_nested_dicts({}, model.model_options.get("transformer_options", {}))
     merged["wrappers"] = merge_nested_dicts(merged.get("wrappers", {}), model.wrappers)
