@@ -24,10 +24,9 @@ PROMPTS = (
     "red star circling over blue stripes",
     "white seven left over green checks",
     "yellow moon spinning over purple dots",
-    "cyan square growing over orange plain",
 )
 CALIBRATED_ON = "green triangle right over purple checks"
-STEPS = 10
+STEPS = 8
 STILLS = (0, 8)
 MAX_ERROR = 0.02  # of the choice that the chart of layers marks
 
