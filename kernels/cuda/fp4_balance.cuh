@@ -132,7 +132,7 @@ struct Rotated {
   static constexpr int BLOCK = HEAD_DIM & -HEAD_DIM;  // of the rotation: largest power of two in it
 
   // Four neighbouring channels of all blocks beside each other, so that lanes meet no bank twice.
-  float mean[NVFP4_BLOCK / 4][PARTS][4];    // times RANGE; zeros from HEAD_DIM on
+  float mean[NVFP4_BLOCK / 4][PARTS][4];    // times RANGE; zeros from head_dim on
   float factor[NVFP4_BLOCK / 4][PARTS][4];  // likewise
   // No rotated value is above the norm of its token. With the rotation's own root in `factor`, codes
   // and scales hold values up to NVFP4_MAX.
@@ -162,8 +162,8 @@ struct Rotated {
     }
   }
 
-  // Block `part` of a token that starts at `token`, as words of quantise_block; zeros if it does not
-  // exist. By whole warps.
+  // Block `part` of a token that starts at `token`, as words of quantise_block; of no meaning if it
+  // does not exist. By whole warps.
   template <Dtype DTYPE>
   static __device__ __forceinline__ void load(u32 (&words)[NVFP4_WORDS], const Part& channels,
                                               const char* token, bool exists, int part,
@@ -174,12 +174,11 @@ struct Rotated {
       const int channel = part * NVFP4_BLOCK + half * 8;
       Octet<DTYPE> octet;
       octet.clear();
-      const bool here = exists && channel < head_dim;
-      if (here) octet.load(token + channel * ELEMENT_BYTES<DTYPE>);
+      if (exists && channel < head_dim) octet.load(token + channel * ELEMENT_BYTES<DTYPE>);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const float smooth = fmaf(octet[i], RANGE, -channels.mean[half * 8 + i]);
-        x[half * 8 + i] = here ? smooth * channels.factor[half * 8 + i] : 0.0f;
+        x[half * 8 + i] = smooth * channels.factor[half * 8 + i];
       }
     }
 #pragma unroll

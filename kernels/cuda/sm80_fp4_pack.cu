@@ -80,6 +80,8 @@ __device__ __forceinline__ void pack_keys(const Params& p, int packer, s64 kv_he
     u32 x[NVFP4_WORDS];
     Parts::template load<DTYPE>(x, channels, p.k.token<DTYPE>(batch, head, exists ? key : 0), exists,
                                 part, v.head_dim);
+#pragma unroll
+    for (int i = 0; i < NVFP4_WORDS; ++i) x[i] = exists ? x[i] : 0;
     const Nvfp4Block quantised = quantise_block(x);
     u8* panel = target + part / 4 * PANEL;
     *reinterpret_cast<uint2*>(panel + panel_offset(row, part % 4 * 8)) = quantised.codes;
@@ -136,15 +138,14 @@ __device__ __forceinline__ void pack_queries(const Params& p, int index,
   const int part = threadIdx.x % Parts::PARTS;
   typename Parts::Part channels;
   rotated.read(channels, part);
-  constexpr int TOKENS = THREADS / Parts::PARTS, WARP_TOKENS = 32 / Parts::PARTS;
-  for (int n = first + threadIdx.x / Parts::PARTS; n - threadIdx.x / Parts::PARTS % WARP_TOKENS < end;
-       n += TOKENS) {
+  for (int turn = first; turn < end; turn += THREADS / Parts::PARTS) {
+    const int n = turn + threadIdx.x / Parts::PARTS;
     const bool exists = n < end;
     u32 x[NVFP4_WORDS];
     Parts::template load<DTYPE>(x, channels, p.q.token<DTYPE>(batch, head, exists ? n : 0), exists,
                                 part, v.head_dim);
-    if (!exists) continue;
     const Nvfp4Block quantised = quantise_block(x);
+    if (!exists) continue;
     const s64 target = (head_row + n) * Parts::PARTS + part;
     reinterpret_cast<uint2*>(p.q_codes)[target] = quantised.codes;
     p.q_scales[target] = quantised.scale;
