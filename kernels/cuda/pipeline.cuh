@@ -67,3 +67,13 @@ __device__ __forceinline__ void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
+
+// Of one tile after the other: its stage among STAGES, and the parity of that stage's phase.
+template <int STAGES>
+struct Turn {
+  int stage = 0, parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == STAGES) stage = 0, parity ^= 1;
+  }
+};

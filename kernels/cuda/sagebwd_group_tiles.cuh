@@ -99,13 +99,3 @@ struct TileRing {
     return {shared + STAGES * STAGE + i * 8};
   }
 };
-
-// A reader's place in the ring.
-template <int STAGES>
-struct Turn {
-  int stage = 0, parity = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++stage == STAGES) stage = 0, parity ^= 1;
-  }
-};
