@@ -82,7 +82,7 @@ INT8_FAULTS = [
     ("panels.cuh", "lane / 8 % 2 * 16", "(1 - lane / 8 % 2) * 16", NUMBERS),
     # Numbers.
     ("int8_warp.cuh", "out[n][i] -= unsettled[i / 2]", "out[n][i] -= unsettled[0]", NUMBERS),
-    ("int8_warp.cuh", "0x6420", "0x4620", NUMBERS),
+    ("int8_probabilities.cuh", "0x6420", "0x4620", NUMBERS),
     ("ptx", ".s32.u8.s8.s32", ".s32.s8.s8.s32", NUMBERS),
     ("ptx", "dp4a.u32.u32", "dp4a.s32.s32", NUMBERS),
 ]

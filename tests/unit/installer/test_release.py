@@ -42,7 +42,7 @@ def unpacked(shipped, tmp_path_factory):
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
         for name in shipped:
             file.write(ROOT / name, name)
-    assert archive.stat().st_size < 2_000_000
+    assert archive.stat().st_size < 2_000_000 + 16 * 2**20  # the demo's model is 15 MiB of it
     pack = folder / "ComfyUI" / "custom_nodes" / "sageattention3"
     with zipfile.ZipFile(archive) as file:
         file.extractall(pack)
