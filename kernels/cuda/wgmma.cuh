@@ -95,109 +95,84 @@ __device__ __forceinline__ void pin(float (&registers)[N]) {
 #define SIXTEEN(kind, d, i) EIGHT(kind, d, i), EIGHT(kind, d, i + 8)
 #define THIRTY_TWO(kind, d, i) SIXTEEN(kind, d, i), SIXTEEN(kind, d, i + 16)
 
-// Whether a product adds to D is a predicate; the ones after it: A's sign, B's sign, B transposed.
-#define ADDS "{.reg .pred adds; setp.ne.b32 adds, 1, 0;\n"
+// What follows defines products by name, shape and types, D's registers, and numbers of the operands
+// after those of D. `adds`: D += A B; else D = A B.
+#define WGMMA_OF_REGISTERS(NAME, SHAPE, REGISTERS, LIST, A0, A1, A2, A3, B, ADDS, ...)            \
+  __device__ __forceinline__ void NAME(u32 (&d)[REGISTERS], const u32 (&a)[4], WgmmaOperand b,    \
+                                       bool adds) {                                               \
+    asm volatile("{.reg .pred adds; setp.ne.b32 adds, %" #ADDS ", 0;\n"                           \
+                 "wgmma.mma_async.sync.aligned." SHAPE " " LIST "}, {%" #A0 ",%" #A1 ",%" #A2      \
+                 ",%" #A3 "}, %" #B ", adds;}"                                                    \
+                 : __VA_ARGS__                                                                    \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor()),               \
+                   "r"(static_cast<int>(adds)));                                                  \
+  }
+// MODIFIERS of 16-bit products: A's sign, B's sign, A transposed, B transposed.
+#define WGMMA_OF_PANELS(NAME, SHAPE, MODIFIERS, REGISTERS, LIST, A, B, ADDS, ...)                 \
+  __device__ __forceinline__ void NAME(u32 (&d)[REGISTERS], WgmmaOperand a, WgmmaOperand b,       \
+                                       bool adds) {                                               \
+    asm volatile("{.reg .pred adds; setp.ne.b32 adds, %" #ADDS ", 0;\n"                           \
+                 "wgmma.mma_async.sync.aligned." SHAPE " " LIST "}, %" #A ", %" #B                \
+                 ", adds" MODIFIERS ";}"                                                          \
+                 : __VA_ARGS__                                                                    \
+                 : "l"(a.descriptor()), "l"(b.descriptor()), "r"(static_cast<int>(adds)));        \
+  }
+#define WGMMA_ADDING_FLOATS(NAME, SHAPE, REGISTERS, LIST, A0, A1, A2, A3, B, ...)                 \
+  __device__ __forceinline__ void NAME(float (&d)[REGISTERS], const u32 (&a)[4], WgmmaOperand b) { \
+    asm volatile("{.reg .pred adds; setp.ne.b32 adds, 1, 0;\n"                                    \
+                 "wgmma.mma_async.sync.aligned." SHAPE " " LIST "}, {%" #A0 ",%" #A1 ",%" #A2      \
+                 ",%" #A3 "}, %" #B ", adds, 1, 1, 1;}"                                           \
+                 : __VA_ARGS__                                                                    \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor()));              \
+  }
 
-// D [64, 64] = A [64, 32] B, or D += A B, in s8 and s32; B: a panel.
-#define WGMMA_BYTES(a, adds_at, b_at)                                                    \
-  "{.reg .pred adds; setp.ne.b32 adds, " adds_at ", 0;\n"                                \
-  "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 " LIST_32 "}, " a ", " b_at ", adds;}"
+// D [64, n] of A [64, 32] and B [32, n], integers of 8 bits and of 32; panels.
+WGMMA_OF_PANELS(wgmma_s8, "m64n64k32.s32.s8.s8", "", 32, LIST_32, 32, 33, 34,
+                THIRTY_TWO("+r", d, 0))
+WGMMA_OF_PANELS(wgmma_s8, "m64n128k32.s32.s8.s8", "", 64, LIST_64, 64, 65, 66,
+                THIRTY_TWO("+r", d, 0), THIRTY_TWO("+r", d, 32))
+WGMMA_OF_REGISTERS(wgmma_s8, "m64n64k32.s32.s8.s8", 32, LIST_32, 32, 33, 34, 35, 36, 37,
+                   THIRTY_TWO("+r", d, 0))
+WGMMA_OF_REGISTERS(wgmma_u8, "m64n64k32.s32.u8.s8", 32, LIST_32, 32, 33, 34, 35, 36, 37,
+                   THIRTY_TWO("+r", d, 0))
+WGMMA_OF_REGISTERS(wgmma_u8, "m64n96k32.s32.u8.s8", 48, LIST_48, 48, 49, 50, 51, 52, 53,
+                   THIRTY_TWO("+r", d, 0), SIXTEEN("+r", d, 32))
+WGMMA_OF_REGISTERS(wgmma_u8, "m64n128k32.s32.u8.s8", 64, LIST_64, 64, 65, 66, 67, 68, 69,
+                   THIRTY_TWO("+r", d, 0), THIRTY_TWO("+r", d, 32))
 
-__device__ __forceinline__ void wgmma_s8(u32 (&d)[32], const u32 (&a)[4], WgmmaOperand b,
-                                         bool adds) {
-  asm volatile(WGMMA_BYTES("{%32,%33,%34,%35}", "%37", "%36")
-               : THIRTY_TWO("+r", d, 0)
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor()), "r"(static_cast<int>(adds)));
-}
+// D [64, 64] of A [64, 16] and B [16, 64] in FP16 or BF16 and, as bits, FP32; A and B: wide panels.
+WGMMA_OF_PANELS(wgmma_f16, "m64n64k16.f32.f16.f16", ", 1, 1, 0, 0", 32, LIST_32, 32, 33, 34,
+                THIRTY_TWO("+r", d, 0))
+WGMMA_OF_PANELS(wgmma_bf16, "m64n64k16.f32.bf16.bf16", ", 1, 1, 0, 0", 32, LIST_32, 32, 33, 34,
+                THIRTY_TWO("+r", d, 0))
 
-// A: a panel, too.
-__device__ __forceinline__ void wgmma_s8(u32 (&d)[32], WgmmaOperand a, WgmmaOperand b, bool adds) {
-  asm volatile(WGMMA_BYTES("%32", "%34", "%33")
-               : THIRTY_TWO("+r", d, 0)
-               : "l"(a.descriptor()), "l"(b.descriptor()), "r"(static_cast<int>(adds)));
-}
+// D [64, n] += A [64, 16] B in FP16 or BF16 and FP32; B: rows of 128 bytes.
+WGMMA_ADDING_FLOATS(wgmma_f16, "m64n64k16.f32.f16.f16", 32, LIST_32, 32, 33, 34, 35, 36,
+                    THIRTY_TWO("+f", d, 0))
+WGMMA_ADDING_FLOATS(wgmma_bf16, "m64n64k16.f32.bf16.bf16", 32, LIST_32, 32, 33, 34, 35, 36,
+                    THIRTY_TWO("+f", d, 0))
+WGMMA_ADDING_FLOATS(wgmma_f16, "m64n128k16.f32.f16.f16", 64, LIST_64, 64, 65, 66, 67, 68,
+                    THIRTY_TWO("+f", d, 0), THIRTY_TWO("+f", d, 32))
+WGMMA_ADDING_FLOATS(wgmma_bf16, "m64n128k16.f32.bf16.bf16", 64, LIST_64, 64, 65, 66, 67, 68,
+                    THIRTY_TWO("+f", d, 0), THIRTY_TWO("+f", d, 32))
 
-// D [64, 64] = A [64, 16] B, or D += A B, in FP16 or BF16 and, as bits, FP32; A and B: wide panels.
-#define WGMMA_HALVES(type)                                                                      \
-  "{.reg .pred adds; setp.ne.b32 adds, %34, 0;\n"                                               \
-  "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " LIST_32                       \
-  "}, %32, %33, adds, 1, 1, 0, 0;}"
-
-template <Dtype DTYPE>
-__device__ __forceinline__ void wgmma_16bit(u32 (&d)[32], WgmmaOperand a, WgmmaOperand b,
+// Those in FP16 or (else) BF16.
+template <Dtype DTYPE, int N>
+__device__ __forceinline__ void wgmma_16bit(u32 (&d)[N], WgmmaOperand a, WgmmaOperand b,
                                             bool adds) {
-  if constexpr (DTYPE == F16) {
-    asm volatile(WGMMA_HALVES("f16")
-                 : THIRTY_TWO("+r", d, 0)
-                 : "l"(a.descriptor()), "l"(b.descriptor()), "r"(static_cast<int>(adds)));
-  } else {
-    asm volatile(WGMMA_HALVES("bf16")
-                 : THIRTY_TWO("+r", d, 0)
-                 : "l"(a.descriptor()), "l"(b.descriptor()), "r"(static_cast<int>(adds)));
-  }
+  if constexpr (DTYPE == F16) wgmma_f16(d, a, b, adds);
+  else wgmma_bf16(d, a, b, adds);
 }
 
-// D [64, n] += A [64, 16] B in FP16 or (else) BF16 and FP32, n 64 or 128; B: rows of 128 bytes.
-template <Dtype DTYPE>
-__device__ __forceinline__ void wgmma_16bit(float (&d)[32], const u32 (&a)[4], WgmmaOperand b) {
-  if constexpr (DTYPE == F16) {
-    asm volatile(ADDS "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " LIST_32
-                 "}, {%32,%33,%34,%35}, %36, adds, 1, 1, 1;}"
-                 : THIRTY_TWO("+f", d, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor()));
-  } else {
-    asm volatile(ADDS "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " LIST_32
-                 "}, {%32,%33,%34,%35}, %36, adds, 1, 1, 1;}"
-                 : THIRTY_TWO("+f", d, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor()));
-  }
+template <Dtype DTYPE, int N>
+__device__ __forceinline__ void wgmma_16bit(float (&d)[N], const u32 (&a)[4], WgmmaOperand b) {
+  if constexpr (DTYPE == F16) wgmma_f16(d, a, b);
+  else wgmma_bf16(d, a, b);
 }
 
-template <Dtype DTYPE>
-__device__ __forceinline__ void wgmma_16bit(float (&d)[64], const u32 (&a)[4], WgmmaOperand b) {
-  if constexpr (DTYPE == F16) {
-    asm volatile(ADDS "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " LIST_64
-                 "}, {%64,%65,%66,%67}, %68, adds, 1, 1, 1;}"
-                 : THIRTY_TWO("+f", d, 0), THIRTY_TWO("+f", d, 32)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor()));
-  } else {
-    asm volatile(ADDS "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " LIST_64
-                 "}, {%64,%65,%66,%67}, %68, adds, 1, 1, 1;}"
-                 : THIRTY_TWO("+f", d, 0), THIRTY_TWO("+f", d, 32)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor()));
-  }
-}
-
-// D [64, 128] = A [64, 32] B, or D += A B, in s8 and s32; A and B: panels.
-__device__ __forceinline__ void wgmma_s8(u32 (&d)[64], WgmmaOperand a, WgmmaOperand b, bool adds) {
-  asm volatile(
-      "{.reg .pred adds; setp.ne.b32 adds, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 " LIST_64 "}, %64, %65, adds;}"
-      : SIXTEEN("+r", d, 0), SIXTEEN("+r", d, 16), SIXTEEN("+r", d, 32), SIXTEEN("+r", d, 48)
-      : "l"(a.descriptor()), "l"(b.descriptor()), "r"(static_cast<int>(adds)));
-}
-
-// D [64, n] = A [64, 32] B, or D += A B, in u8 x s8 and s32, for n of 64, 96 and 128; A: registers,
-// B: a panel.
-#define WGMMA_U8(N, REGISTERS, LIST, A0, A1, A2, A3, B, ADDS, ...)                              \
-  __device__ __forceinline__ void wgmma_u8(u32 (&d)[REGISTERS], const u32 (&a)[4],              \
-                                           WgmmaOperand b, bool adds) {                         \
-    asm volatile("{.reg .pred adds; setp.ne.b32 adds, %" #ADDS ", 0;\n"                         \
-                 "wgmma.mma_async.sync.aligned.m64n" #N "k32.s32.u8.s8 " LIST "}, {%" #A0 ",%" #A1 \
-                 ",%" #A2 ",%" #A3 "}, %" #B ", adds;}"                                         \
-                 : __VA_ARGS__                                                                  \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor()),                     \
-                   "r"(static_cast<int>(adds)));                                                \
-  }
-WGMMA_U8(64, 32, LIST_32, 32, 33, 34, 35, 36, 37, SIXTEEN("+r", d, 0), SIXTEEN("+r", d, 16))
-WGMMA_U8(96, 48, LIST_48, 48, 49, 50, 51, 52, 53, SIXTEEN("+r", d, 0), SIXTEEN("+r", d, 16), SIXTEEN("+r", d, 32))
-WGMMA_U8(128, 64, LIST_64, 64, 65, 66, 67, 68, 69, SIXTEEN("+r", d, 0), SIXTEEN("+r", d, 16), SIXTEEN("+r", d, 32),
-         SIXTEEN("+r", d, 48))
-
-#undef ADDS
-#undef WGMMA_BYTES
-#undef WGMMA_HALVES
-#undef WGMMA_U8
+#undef WGMMA_ADDING_FLOATS
+#undef WGMMA_OF_PANELS
+#undef WGMMA_OF_REGISTERS
 #undef THIRTY_TWO
 #undef SIXTEEN
 #undef EIGHT
