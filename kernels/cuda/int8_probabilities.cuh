@@ -28,6 +28,25 @@ constexpr float REFERENCE_SLACK = 64.0f;
 // 32 units of P V, whose quantisation is off by about a hundred.
 constexpr int TILES_PER_SETTLEMENT = 32;
 
+// Moves the references of a lane's two rows if tops of the warp left theirs behind, and says so.
+// shrink: what that does to whatever is kept in units of 2^reference, as `sum` and `unsettled` are.
+__device__ __forceinline__ bool follow_tops(const float (&top)[2], float (&reference)[2],
+                                            float (&sum)[2], float (&unsettled)[2],
+                                            float (&shrink)[2]) {
+  const bool behind =
+      top[0] > reference[0] + REFERENCE_SLACK || top[1] > reference[1] + REFERENCE_SLACK;
+  if (!__any_sync(0xffffffff, behind)) return false;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float moved = max_nan(reference[r], top[r]);
+    shrink[r] = exp2_approx(reference[r] - moved);
+    reference[r] = moved;
+    sum[r] *= shrink[r];
+    unsettled[r] *= shrink[r];
+  }
+  return true;
+}
+
 // Four numbers from 0 to 255, rounded and packed.
 __device__ __forceinline__ u32 round_to_bytes(float x0, float x1, float x2, float x3) {
   u32 bytes;

@@ -100,3 +100,30 @@ __device__ __forceinline__ void add(float (&sums)[HEAD_DIM / 8][4], const Produc
     sum = fmaf(static_cast<float>(static_cast<s32>(product[i])), weight[i / 2 % 2], sum);
   }
 }
+
+// sums += weight * (bytes times the codes of the tile of `turn`), and under way S and dP of `own` and
+// the tile of `next`, of which S has come when this returns. d_p is free to use until then.
+template <int HEAD_DIM, Dtype DTYPE, typename Ring, int STAGES>
+__device__ __forceinline__ void add_and_go_on(float (&sums)[HEAD_DIM / 8][4], Product& s,
+                                              Product& d_p, const RowBytes& bytes,
+                                              const float (&weight)[2], u32 own, const Ring& ring,
+                                              const Turn<STAGES>& turn, const Turn<STAGES>& next) {
+  constexpr int PARTS = HEAD_DIM / 64;
+  const u32 tile = ring.tile(turn.stage);
+  if constexpr (PARTS == 2) multiply_tokens<HEAD_DIM>(s, bytes, tile, 0);
+  multiply_tokens<HEAD_DIM>(d_p, bytes, tile, PARTS - 1);
+  if constexpr (PARTS == 2) {
+    wgmma_wait<1>();
+    pin(s);
+    add<HEAD_DIM>(sums, s, weight, 0);
+  }
+  ring.full(next.stage).wait(next.parity);
+  multiply_codes<HEAD_DIM>(s, own, ring.tile(next.stage));
+  wgmma_wait<1>();
+  pin(d_p);
+  add<HEAD_DIM>(sums, d_p, weight, PARTS - 1);
+  if (threadIdx.x % 32 == 0) ring.empty(turn.stage).arrive();
+  multiply_values<HEAD_DIM, DTYPE>(d_p, own, ring.tile(next.stage));
+  wgmma_wait<1>();
+  pin(s);
+}

@@ -86,11 +86,12 @@ struct TileRing {
   // By one thread: tiles 0 .. tiles - 1, of which source(i) says where they lie.
   template <typename Source>
   __device__ __forceinline__ void fill(int tiles, Source source) const {
-    for (int i = 0, stage = 0, parity = 1; i < tiles; ++i) {
-      if (i >= STAGES) empty(stage).wait(parity);
-      full(stage).expect(COPIED);
-      full(stage).copy(tile(stage), source(i), COPIED);
-      if (++stage == STAGES) stage = 0, parity ^= 1;
+    Turn<STAGES> turn;
+    for (int i = 0; i < tiles; ++i) {
+      if (i >= STAGES) empty(turn.stage).wait(turn.parity ^ 1);
+      full(turn.stage).expect(COPIED);
+      full(turn.stage).copy(tile(turn.stage), source(i), COPIED);
+      turn.advance();
     }
   }
 

@@ -313,18 +313,8 @@ struct Consumer {
 
   // Moves the references of rows whose tops left them behind.
   __device__ __forceinline__ void follow(const float (&top)[2]) {
-    const bool behind =
-        top[0] > reference[0] + REFERENCE_SLACK || top[1] > reference[1] + REFERENCE_SLACK;
-    if (!__any_sync(0xffffffff, behind)) return;
     float shrink[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float moved = max_nan(reference[r], top[r]);
-      shrink[r] = exp2_approx(reference[r] - moved);
-      reference[r] = moved;
-      sum[r] *= shrink[r];
-      unsettled[r] *= shrink[r];
-    }
+    if (!follow_tops(top, reference, sum, unsettled, shrink)) return;
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; ++i) out[i] *= shrink[i / 2 % 2];
   }

@@ -75,7 +75,6 @@ sm90_sagebwd_key_gradients(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) u8 shared[];
   using Tile = QueryTile<HEAD_DIM>;
   constexpr int ROWS = CONSUMERS * TILE_TOKENS, OWN = CONSUMERS * OWN_BYTES<HEAD_DIM>;
-  constexpr int PARTS = HEAD_DIM / 64;
   const u32 start = shared_address_of(shared);
   const TileRing<Tile::COPIED, STAGES> ring{start + OWN};
   const Barrier own_tiles{start + OWN + ring.SIZE};
@@ -157,7 +156,7 @@ sm90_sagebwd_key_gradients(const __grid_constant__ Params p) {
     wgmma_wait<0>();
     pin(d_p);
     wgmma_begin();
-    const WgmmaOperand d_out = 
+    const WgmmaOperand d_out =
         WgmmaOperand::rows_of_128_bytes(tile, VALUE_PANEL) + Tile::VALUES;
 #pragma unroll
     for (int pair = 0; pair < PAIRS; ++pair) {
@@ -178,23 +177,8 @@ sm90_sagebwd_key_gradients(const __grid_constant__ Params p) {
     Turn<STAGES> next = turn;
     if (i + 1 < turns) next.advance();
     if ((first_query += TILE_TOKENS) >= tiles * TILE_TOKENS) first_query = first_tile * TILE_TOKENS;
-    if constexpr (PARTS == 2) multiply_tokens<HEAD_DIM>(s, bytes, tile, 0);
-    multiply_tokens<HEAD_DIM>(d_p, bytes, tile, PARTS - 1);
-    if constexpr (PARTS == 2) {
-      wgmma_wait<1>();
-      pin(s);
-      add<HEAD_DIM>(d_k, s, weight, 0);
-    }
-    ring.full(next.stage).wait(next.parity);
-    multiply_codes<HEAD_DIM>(s, own, ring.tile(next.stage));
-    wgmma_wait<1>();
-    pin(d_p);
+    add_and_go_on<HEAD_DIM, DTYPE>(d_k, s, d_p, bytes, weight, own, ring, turn, next);
     pin(d_v);
-    add<HEAD_DIM>(d_k, d_p, weight, PARTS - 1);
-    if (threadIdx.x % 32 == 0) ring.empty(turn.stage).arrive();
-    multiply_values<HEAD_DIM, DTYPE>(d_p, own, ring.tile(next.stage));
-    wgmma_wait<1>();
-    pin(s);
     turn = next;
   }
   wgmma_wait<0>();

@@ -65,7 +65,6 @@ sm90_sagebwd_query_gradient(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) u8 shared[];
   using Tile = KeyTile<HEAD_DIM>;
   constexpr int ROWS = CONSUMERS * TILE_TOKENS, OWN = CONSUMERS * OWN_BYTES<HEAD_DIM>;
-  constexpr int PARTS = HEAD_DIM / 64;
   const u32 start = shared_address_of(shared);
   const TileRing<Tile::COPIED, STAGES> ring{start + OWN};
   const Barrier own_tiles{start + OWN + ring.SIZE};
@@ -156,22 +155,7 @@ sm90_sagebwd_query_gradient(const __grid_constant__ Params p) {
     // After the last tile its scores are computed once more, instead of asking; nobody reads them.
     Turn<STAGES> next = turn;
     if (i + 1 < turns) next.advance();
-    if constexpr (PARTS == 2) multiply_tokens<HEAD_DIM>(s, bytes, tile, 0);
-    multiply_tokens<HEAD_DIM>(d_p, bytes, tile, PARTS - 1);
-    if constexpr (PARTS == 2) {
-      wgmma_wait<1>();
-      pin(s);
-      add<HEAD_DIM>(d_q, s, weight, 0);
-    }
-    ring.full(next.stage).wait(next.parity);
-    multiply_codes<HEAD_DIM>(s, own, ring.tile(next.stage));
-    wgmma_wait<1>();
-    pin(d_p);
-    add<HEAD_DIM>(d_q, d_p, weight, PARTS - 1);
-    if (threadIdx.x % 32 == 0) ring.empty(turn.stage).arrive();
-    multiply_values<HEAD_DIM, DTYPE>(d_p, own, ring.tile(next.stage));
-    wgmma_wait<1>();
-    pin(s);
+    add_and_go_on<HEAD_DIM, DTYPE>(d_q, s, d_p, bytes, weight, own, ring, turn, next);
     turn = next;
   }
   wgmma_wait<0>();

@@ -1,4 +1,4 @@
-"""SageBwd on wgmma, interpreted: gradients against FP64, the same bits in any order of warps."""
+"""SageBwd on wgmma, interpreted: its shapes."""
 
 from functools import partial
 
@@ -46,19 +46,6 @@ def test_queries_share_key_heads():
     check(q, k + torch.arange(2)[:, None, None], v, d_out)  # a wrong head shows at once
 
 
-def test_memory_behind_the_ends_does_not_matter():
-    q, k, v, d_out = tensors(nq=45, nk=75)
-    expected = run(q, k, v, d_out)
-
-    def poisoned(x):
-        longer = torch.full((1, x.shape[2] + 60, x.shape[1], x.shape[3]), torch.nan, dtype=x.dtype)
-        longer[:, : x.shape[2]] = x.transpose(1, 2)
-        return longer.transpose(1, 2)[:, :, : x.shape[2]]
-
-    again = run(*map(poisoned, (q, k, v, d_out)))
-    assert all(torch.equal(x, y) for x, y in zip(expected, again, strict=True))
-
-
 def test_keys_that_are_hidden_from_a_query_leak_nothing_into_it():
     q, k, v, d_out = tensors(hq=1, nq=100, nk=100, d=128)
     clean = run(q, k, v, d_out, causal=True)
@@ -73,48 +60,6 @@ def test_keys_that_are_hidden_from_a_query_leak_nothing_into_it():
 def test_warps_may_come_in_any_order(simulator, d):
     given = tensors(hq=1, nq=150, nk=140, d=d)
     in_any_order(simulator, range(4), lambda: run(*given))
-
-
-def test_any_strides_give_the_same_bits():
-    q, k, v, d_out = tensors(d=40)
-    expected = run(q, k, v, torch.ones_like(d_out))
-    channels = [x.mT.contiguous().mT for x in (q, k, v)]
-    one = torch.ones((), dtype=q.dtype).expand_as(d_out)
-    again = run(*channels, one)
-    assert all(torch.equal(x, y) for x, y in zip(expected, again, strict=True))
-
-
-def test_the_unit_of_the_upstream_gradient_does_not_matter():
-    q, k, v, d_out = tensors()
-    for unit in (1e-20, 1e8):
-        check(q, k, v, d_out * unit)
-
-
-def test_a_few_large_rows_of_the_upstream_gradient_do_not_break_the_rest():
-    q, k, v, d_out = tensors(nq=100)
-    d_out = torch.nn.functional.normalize(d_out, dim=-1) * 1e-4
-    d_out[:, :, [3, 70]] *= 1e4
-    check(q, k, v, d_out)
-
-
-def test_a_query_of_zeros_has_its_gradient():
-    q, k, v, d_out = tensors()
-    q[:, :, 5] = 0
-    check(q, k, v, d_out)
-
-
-def test_no_upstream_gradient_is_none_and_an_infinite_one_shows():
-    q, k, v, d_out = tensors(dtype=torch.float16)
-    assert all((x == 0).all() for x in run(q, k, v, torch.zeros_like(d_out))[1:])
-    d_out[0, 0, 3, 3] = torch.inf
-    assert not any(x.isfinite().all() for x in run(q, k, v, d_out)[1:])
-
-
-def test_nan_reaches_the_gradients():
-    for index in range(3):
-        given = tensors(hq=1)
-        given[index][0, 0, 3, 5] = torch.nan
-        assert any(x.isnan().any() for x in run(*given)[1:])
 
 
 FAULTS = {
@@ -140,10 +85,10 @@ FAULTS = {
         "quad_of_warp() / 2 * 4 + 2 * (1 - r)",
     ),
     "a tile is given back before its last product has ended": (
-        "sm90_sagebwd_key_gradients.cu",
-        "    if constexpr (PARTS == 2) multiply",
-        "    if (threadIdx.x % 32 == 0) ring.empty(turn.stage).arrive();\n"
-        "    if constexpr (PARTS == 2) multiply",
+        "sagebwd_group.cuh",
+        "  if constexpr (PARTS == 2) multiply",
+        "  if (threadIdx.x % 32 == 0) ring.empty(turn.stage).arrive();\n"
+        "  if constexpr (PARTS == 2) multiply",
     ),
     "dP is read before its product has ended": (
         "sm90_sagebwd_key_gradients.cu",
@@ -151,8 +96,8 @@ FAULTS = {
         "    wgmma_begin",
     ),
     "tiles are read before they have come": (
-        "sm90_sagebwd_query_gradient.cu",
-        "    ring.full(next.stage).wait(next.parity);\n",
+        "sagebwd_group.cuh",
+        "  ring.full(next.stage).wait(next.parity);\n",
         "",
     ),
     "the last key is hidden": (
