@@ -1,6 +1,5 @@
 """Q, K and V to INT8: one launch, or two where V is long. What is done to V: int8_values.cuh."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -126,31 +125,6 @@ def quantise(
     if layout.chunks:
         launch(_PACK_VALUES[layout.head_dim, q.dtype], device, layout.pack_blocks, *values)
     return Packed(buffer, layout)
-
-
-def prepared_by(
-    attend_readable: Callable[..., tuple],
-) -> Callable[..., Callable[..., torch.Tensor] | None]:
-    """``Backend.prepare`` by what follows on :func:`readable`.
-
-    attend_readable: ``(q, k, v, layout, *, mask, scale, causal) -> (out, ...)``.
-    """
-
-    def prepare(q, k, v, *, causal: bool) -> Callable[..., torch.Tensor] | None:
-        in_reach = not causal or k.shape[2] <= q.shape[2]
-        if not (in_reach and q.dtype == k.dtype == v.dtype):
-            return None
-        layout = lay_out(q, k, v)
-
-        def compute(q, k, v, *, mask: None, scale: float) -> torch.Tensor:
-            given = layout
-            if not aligned(q, k, v):
-                q, k, v, given = readable(q, k, v)
-            return attend_readable(q, k, v, given, mask=None, scale=scale, causal=causal)[0]
-
-        return compute if layout.in_vectors else None
-
-    return prepare
 
 
 def readable(

@@ -13,19 +13,17 @@ from ..backend import Backend, Capability
 from ..jit.loader import launch
 from ..jit.variants import Variant
 from .geometry import parts
+from .int8_attention import Int8Attention
 from .int8_layout import Layout
-from .int8_quantise import Packed, prepared_by, quantise, readable
+from .int8_quantise import Packed, quantise
 from .operands import (
     CODES,
     CONSTRAINTS,
     MASK,
     OUTPUT,
     find_live_keys,
-    first_channels,
     in_one_dtype,
-    in_reach,
     mask_view,
-    true_lse,
 )
 
 
@@ -79,62 +77,18 @@ _ATTENTION = {key: (attention_variant(*key, tile), tile.rows) for key, tile in T
 VARIANTS = tuple(variant for variant, _ in _ATTENTION.values())
 
 
-def attend(
+def _attend_readable(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    *,
-    mask: torch.Tensor | None,
-    scale: float,
-    causal: bool,
-    return_lse: bool = False,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """``softmax(scale Q K^T + mask) V`` in INT8: [B, Hq, Nq, D], token-major in memory.
-
-    q: [B, Hq, Nq, D]; k, v: [B, Hk, Nk, D], all fp16, bf16 or fp32, D up to 256. mask: None, bool
-    (True = attend) or additive, [B|1, Hq|1, Nq|1, Nk|1]. return_lse: also the logarithm of the sum
-    of each row's exponentiated scores, FP32 [B, Hq, Nq].
-    """
-    lse = None
-    if return_lse:
-        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    out, packed = attend_smoothed(q, k, v, lse, mask=mask, scale=scale, causal=causal)
-    return (out, true_lse(lse, q, packed.key_mean(k), scale)) if return_lse else out
-
-
-def attend_smoothed(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    layout: Layout,
     lse: torch.Tensor | None,
     *,
     mask: torch.Tensor | None,
     scale: float,
     causal: bool,
 ) -> tuple[torch.Tensor, Packed]:
-    """As :func:`attend`, with the quantised operands beside the output.
-
-    Writes, if given, ``lse`` [B, Hq, Nq], contiguous: that of the scores of smoothed K.
-    """
-    channels = q.shape[3]
-    k, v, mask = in_reach(k, v, mask, causal, q)
-    q, k, v, layout = readable(q, k, v)
-    out, packed = _attend_readable(q, k, v, layout, lse, mask=mask, scale=scale, causal=causal)
-    return first_channels(out, channels), packed
-
-
-def _attend_readable(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    layout: Layout,
-    lse: torch.Tensor | None = None,
-    *,
-    mask: torch.Tensor | None,
-    scale: float,
-    causal: bool,
-) -> tuple[torch.Tensor, Packed]:
-    """As :func:`attend_smoothed`, of tensors as ``readable`` gives them, with their layout."""
+    """What ``Int8Attention`` asks for."""
     live_keys = find_live_keys(mask, causal, q, k)
     packed = quantise(q, k, v, layout, live_keys=live_keys, scale=scale)
     out = layout.output_like(q)
@@ -162,31 +116,8 @@ def _attend_readable(
     return out, packed
 
 
-class Operands(NamedTuple):
-    """A call's tensors as kernels read them, and quantised."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    mask: torch.Tensor | None
-    packed: Packed
-
-
-def pack(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    mask: torch.Tensor | None,
-    scale: float,
-    causal: bool,
-) -> Operands:
-    """Arguments as in :func:`attend`. The same arguments give the same codes, bit for bit."""
-    k, v, mask = in_reach(k, v, mask, causal, q)
-    q, k, v, layout = readable(q, k, v)
-    live_keys = find_live_keys(mask, causal, q, k)
-    return Operands(q, k, v, mask, quantise(q, k, v, layout, live_keys=live_keys, scale=scale))
-
+_INT8 = Int8Attention(_attend_readable)
+attend, attend_smoothed = _INT8.attend, _INT8.attend_smoothed
 
 SM80_INT8 = Backend(
     name="sm80_int8",
@@ -194,5 +125,5 @@ SM80_INT8 = Backend(
     native=True,
     constraints=(Capability((8, 0), (12, 1)), *CONSTRAINTS),
     forward=in_one_dtype(attend),
-    prepare=prepared_by(_attend_readable),
+    prepare=_INT8.prepare,
 )

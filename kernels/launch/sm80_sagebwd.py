@@ -21,28 +21,23 @@ from ..backend import token_major_like
 from ..differentiable import Call, differentiable
 from ..jit.loader import launch
 from ..jit.variants import Variant
+from . import sm80_int8
 from .geometry import parts, place
 from .operands import (
     DTYPES,
     MASK,
     OUTPUT,
     TENSOR,
-    first_channels,
     mask_view,
-    readable,
     view,
-    with_all_keys,
 )
-from .sm80_int8 import Operands, attend_smoothed, pack
+from .sagebwd import AHEAD_FROM, TRAINED_DTYPES, Operands, Passes, untraced
 
 TILE_TOKENS = 32
 HEAD_DIMS = (64, 96, 128)
-TRAINED_DTYPES = (torch.float16, torch.bfloat16)
 
 _QUERY_BYTES = 16  # struct Query
 _PREPARING_THREADS = 128
-# Training builds its kernels when it first needs them: few installations ever train.
-_AHEAD_FROM = 1000
 
 
 class Tile(NamedTuple):
@@ -72,7 +67,7 @@ def _prepare(head_dim: int, dtype: torch.dtype) -> Variant:
         template=(head_dim, DTYPES[dtype]),
         params=f"{TENSOR * 2}8Q6i",
         threads=_PREPARING_THREADS,
-        ahead_from=_AHEAD_FROM,
+        ahead_from=AHEAD_FROM,
     )
 
 
@@ -86,7 +81,7 @@ def _query_gradient(head_dim: int, dtype: torch.dtype, masked: bool) -> Variant:
         threads=tile.threads,
         min_blocks=tile.min_blocks,
         shared_bytes=2 * 4 * TILE_TOKENS * head_dim,  # two stages of K twice and V
-        ahead_from=_AHEAD_FROM,
+        ahead_from=AHEAD_FROM,
     )
 
 
@@ -102,7 +97,7 @@ def _key_gradients(head_dim: int, dtype: torch.dtype, masked: bool) -> Variant:
         # Two stages of Q twice, dO twice and what is known of each query; K and V of the block.
         shared_bytes=2 * TILE_TOKENS * (5 * head_dim + _QUERY_BYTES)
         + (tile.rows * 3 * head_dim if head_dim > 64 else 0),
-        ahead_from=_AHEAD_FROM,
+        ahead_from=AHEAD_FROM,
     )
 
 
@@ -113,6 +108,7 @@ _KEY_GRADIENTS = {kind: _key_gradients(*kind) for kind in _KINDS}
 VARIANTS = (*_PREPARE.values(), *_QUERY_GRADIENT.values(), *_KEY_GRADIENTS.values())
 
 
+@untraced
 def train(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -129,29 +125,7 @@ def train(
     ``differentiable``. A row whose keys all have the lowest finite bias (then they are attended to
     evenly) gets and passes on no gradient.
     """
-    return differentiable(_Passes(), q, k, v, mask=mask, scale=scale, causal=causal)
-
-
-# What torch.compiler.disable sets, which would import torch's compiler for it: launches are nothing
-# that it could trace.
-train._torchdynamo_disable = True
-
-
-class _Passes:
-    def forward(self, q, k, v, mask, call: Call):
-        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-        out, _ = attend_smoothed(q, k, v, lse, mask=mask, scale=call.scale, causal=call.causal)
-        return out, lse
-
-    def backward(self, d_out, q, k, v, mask, out, lse, call: Call):
-        operands = pack(q, k, v, mask=mask, scale=call.scale, causal=call.causal)
-        d_q, d_k, d_v = _gradients(*readable(d_out, out), lse, operands, call)
-        channels = q.shape[3]
-        return (
-            first_channels(d_q, channels),
-            with_all_keys(first_channels(d_k, channels), k),
-            with_all_keys(first_channels(d_v, channels), v),
-        )
+    return differentiable(_PASSES, q, k, v, mask=mask, scale=scale, causal=causal)
 
 
 def _gradients(
@@ -239,3 +213,6 @@ def _gradients(
         call.causal,
     )
     return d_q, d_k, d_v
+
+
+_PASSES = Passes(sm80_int8.attend_smoothed, _gradients)

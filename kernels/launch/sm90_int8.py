@@ -10,9 +10,10 @@ from ..backend import Backend, Capability, Dtypes, HeadDimUpTo, Unmasked
 from ..jit.loader import launch
 from ..jit.variants import Variant
 from .geometry import parts
+from .int8_attention import Int8Attention
 from .int8_layout import Layout
-from .int8_quantise import WGMMA_KEYS, Packed, prepared_by, quantise, readable
-from .operands import CODES, DTYPES, OUTPUT, first_channels, in_one_dtype, in_reach, true_lse
+from .int8_quantise import WGMMA_KEYS, Packed, quantise
+from .operands import CODES, DTYPES, OUTPUT, in_one_dtype
 
 ROWS = 192  # as in the kernel, of WGMMA_KEYS a tile
 THREADS = 512
@@ -38,59 +39,20 @@ _ATTENTION = {head_dim: _attention(head_dim) for head_dim in STAGES}
 VARIANTS = tuple(_ATTENTION.values())
 
 
-def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    scale: float,
-    causal: bool,
-    return_lse: bool = False,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """``softmax(scale Q K^T) V`` in INT8: [B, Hq, Nq, D], token-major in memory.
-
-    q: [B, Hq, Nq, D]; k, v: [B, Hk, Nk, D], all fp16, bf16 or fp32, D up to 128.
-    return_lse: also the logarithm of the sum of each row's exponentiated scores, FP32 [B, Hq, Nq].
-    """
-    lse = None
-    if return_lse:
-        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    out, packed = attend_smoothed(q, k, v, lse, scale=scale, causal=causal)
-    return (out, true_lse(lse, q, packed.key_mean(k), scale)) if return_lse else out
-
-
-def attend_smoothed(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    lse: torch.Tensor | None,
-    *,
-    scale: float,
-    causal: bool,
-) -> tuple[torch.Tensor, Packed]:
-    """As :func:`attend`, with the quantised operands beside the output.
-
-    Writes, if given, ``lse`` [B, Hq, Nq], contiguous: that of the scores of smoothed K.
-    """
-    k, v, _ = in_reach(k, v, None, causal, q)
-    channels = q.shape[3]
-    q, k, v, layout = readable(q, k, v)
-    out, packed = _attend_readable(q, k, v, layout, lse, mask=None, scale=scale, causal=causal)
-    return first_channels(out, channels), packed
-
-
 def _attend_readable(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     layout: Layout,
-    lse: torch.Tensor | None = None,
+    lse: torch.Tensor | None,
     *,
-    mask: None,
+    mask: torch.Tensor | None,
     scale: float,
     causal: bool,
 ) -> tuple[torch.Tensor, Packed]:
-    """As :func:`attend`, of tensors as ``readable`` gives them; ``lse`` is that of smoothed K."""
+    """What ``Int8Attention`` asks for. Raises ValueError for a mask, which dispatch never sends."""
+    if mask is not None:
+        raise ValueError("sm90_int8 takes no mask")
     packed = quantise(q, k, v, layout, live_keys=None, scale=scale, tile_keys=WGMMA_KEYS)
     out = layout.output_like(q)
     start = packed.buffer.data_ptr()
@@ -115,9 +77,8 @@ def _attend_readable(
     return out, packed
 
 
-def _forward(q, k, v, *, mask, scale: float, causal: bool) -> torch.Tensor:
-    return attend(q, k, v, scale=scale, causal=causal)
-
+_INT8 = Int8Attention(_attend_readable)
+attend, attend_smoothed = _INT8.attend, _INT8.attend_smoothed
 
 SM90_INT8 = Backend(
     name="sm90_int8",
@@ -129,6 +90,6 @@ SM90_INT8 = Backend(
         HeadDimUpTo(max(STAGES)),
         Unmasked(),
     ),
-    forward=in_one_dtype(_forward),
-    prepare=prepared_by(_attend_readable),
+    forward=in_one_dtype(attend),
+    prepare=_INT8.prepare,
 )

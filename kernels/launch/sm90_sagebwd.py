@@ -31,13 +31,13 @@ from ..backend import (
 from ..differentiable import Call, differentiable
 from ..jit.loader import launch
 from ..jit.variants import Variant
-from . import sm80_int8, sm90_int8
+from . import sm90_int8
 from .geometry import parts, place
-from .operands import DTYPES, OUTPUT, TENSOR, first_channels, readable, view, with_all_keys
+from .operands import DTYPES, OUTPUT, TENSOR, view
+from .sagebwd import AHEAD_FROM, TRAINED_DTYPES, Operands, Passes, untraced
 
 TILE_TOKENS = 64
 HEAD_DIMS = (64, 128)
-TRAINED_DTYPES = (torch.float16, torch.bfloat16)
 
 _PREPARING_THREADS = 256
 
@@ -64,9 +64,7 @@ class Tile(NamedTuple):
 
 _QUERY_TILES = {64: Tile(consumers=3, stages=6), 128: Tile(consumers=3, stages=4)}
 _KEY_TILES = {64: Tile(consumers=2, stages=6), 128: Tile(consumers=2, stages=5)}
-# Training builds its kernels when it first needs them: few installations ever train.
-_AHEAD_FROM = 1000
-_ON_HOPPER = {"first_sm": 90, "last_sm": 90, "ahead_from": _AHEAD_FROM}
+_ON_HOPPER = {"first_sm": 90, "last_sm": 90, "ahead_from": AHEAD_FROM}
 
 
 def _query_tile_bytes(head_dim: int) -> int:
@@ -122,6 +120,7 @@ _KEY_GRADIENTS = {(d, t): _key_gradients(d, t, _KEY_TILES[d]) for d, t in _KINDS
 VARIANTS = (*_PREPARE.values(), *_QUERY_GRADIENT.values(), *_KEY_GRADIENTS.values())
 
 
+@untraced
 def train(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -136,37 +135,14 @@ def train(
     q: [B, Hq, Nq, D]; k, v: [B, Hk, Nk, D], all fp16 or all bf16, D up to 64 or 97 to 128.
     Errors as in ``differentiable``.
     """
-    return differentiable(_Passes(), q, k, v, mask=mask, scale=scale, causal=causal)
-
-
-# What torch.compiler.disable sets, which would import torch's compiler for it: launches are nothing
-# that it could trace.
-train._torchdynamo_disable = True
-
-
-class _Passes:
-    def forward(self, q, k, v, mask, call: Call):
-        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-        out, _ = sm90_int8.attend_smoothed(q, k, v, lse, scale=call.scale, causal=call.causal)
-        return out, lse
-
-    def backward(self, d_out, q, k, v, mask, out, lse, call: Call):
-        # Other rows to a panel than forward, but the same codes and scales.
-        operands = sm80_int8.pack(q, k, v, mask=None, scale=call.scale, causal=call.causal)
-        d_q, d_k, d_v = _gradients(*readable(d_out, out), lse, operands, call)
-        channels = q.shape[3]
-        return (
-            first_channels(d_q, channels),
-            with_all_keys(first_channels(d_k, channels), k),
-            with_all_keys(first_channels(d_v, channels), v),
-        )
+    return differentiable(_PASSES, q, k, v, mask=mask, scale=scale, causal=causal)
 
 
 def _gradients(
     d_out: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
-    operands: sm80_int8.Operands,
+    operands: Operands,
     call: Call,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Enqueue the three kernels: dQ, dK and dV of ``operands``, token-major."""
@@ -224,6 +200,9 @@ def _gradients(
         call.causal,
     )
     return d_q, d_k, d_v
+
+
+_PASSES = Passes(sm90_int8.attend_smoothed, _gradients)
 
 
 SM90_SAGEBWD = Backend(
