@@ -9,7 +9,6 @@ attention.json and attention.png there; what the README quotes lies in benchmark
 
 import argparse
 import importlib.util
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -25,7 +24,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 if __name__ == "__main__":  # as a script; tests import this module from the loaded pack
     import as_script  # noqa: F401
 
-from sageattention3.benchmarks.provenance import commit_of, provenance
+from sageattention3.benchmarks.provenance import (
+    add_gpu_options,
+    gpu_provenance,
+    require_gpu,
+    write_result,
+)
 from sageattention3.kernels import attention, capabilities
 from sageattention3.kernels.shapes import IMAGE_MODELS, VIDEO_MODELS, Shape, random_qkv
 from sageattention3.kernels.timing import GpuTimer, race
@@ -98,9 +102,9 @@ def enqueue_microseconds(found: dict[str, Callable]) -> dict[str, float]:
     return {name: statistics.median(times) for name, times in taken.items()}
 
 
-def show(results: list[dict], enqueue: dict[str, float], console: Console) -> None:
-    names = list(enqueue)[1:]
-    table = Table("call", *names, title=f"TFLOPS, and times {BASELINE}")
+def speed_table(results: list[dict], names: list[str], title: str) -> Table:
+    """TFLOPS of ``names`` in each of ``results``, and how many times as fast as BASELINE."""
+    table = Table("call", *names, title=title)
     for row in results:
         cells = []
         for name in names:
@@ -108,7 +112,12 @@ def show(results: list[dict], enqueue: dict[str, float], console: Console) -> No
             ratio = taken and row["milliseconds"][BASELINE] / taken
             cells.append(f"{row['flops'] / taken / 1e9:.0f}  {ratio:.2f}x" if taken else "-")
         table.add_row(row["name"], *cells)
-    console.print(table)
+    return table
+
+
+def show(results: list[dict], enqueue: dict[str, float], console: Console) -> None:
+    names = list(enqueue)[1:]
+    console.print(speed_table(results, names, f"TFLOPS, and times {BASELINE}"))
     baseline = enqueue["torch"]
     times = "; ".join(f"{n} {t:.1f} us ({t / baseline:.2f}x)" for n, t in enqueue.items())
     console.print(f"Enqueue time at {ENQUEUED.tokens} tokens: {times}")
@@ -139,11 +148,9 @@ def plot(results: list[dict], path: Path, title: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="four shapes only")
-    parser.add_argument("--out", type=Path, help="folder for attention.json and attention.png")
-    parser.add_argument("--commit", default="", help="of this code, where it is no git checkout")
+    add_gpu_options(parser, "attention.json and attention.png")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("there is no NVIDIA GPU to measure, or torch is a CPU build")
+    require_gpu(parser)
     found, timer = contestants(), GpuTimer()
     enqueue = enqueue_microseconds(found)
     results = [
@@ -156,15 +163,9 @@ def main() -> None:
     ]
     show(results, enqueue, Console(width=160))
     if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        machine = provenance(
-            options.commit or commit_of("kernels", "benchmarks/attention.py"),
-            machine=torch.cuda.get_device_name(),
-            cuda=torch.version.cuda,
-        )
+        machine = gpu_provenance(options.commit, "kernels", "benchmarks/attention.py")
         record = {**machine, "calls": results, "enqueue_microseconds": enqueue}
-        text = json.dumps(record, indent=1) + "\n"
-        (options.out / "attention.json").write_text(text, encoding="utf-8")
+        write_result(options.out / "attention.json", record)
         title = f"{machine['machine']}, torch {machine['torch']}, {machine['date']}"
         plot(results, options.out / "attention.png", title)
 

@@ -16,7 +16,6 @@ import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +28,13 @@ if __name__ == "__main__":  # as a script; tests import this module from the loa
 from sageattention3.benchmarks.end_to_end_chart import plot
 from sageattention3.benchmarks.full_size import WORKLOADS, Workload
 from sageattention3.benchmarks.projection import project
-from sageattention3.benchmarks.provenance import ROOT, commit_of, provenance
+from sageattention3.benchmarks.provenance import (
+    ROOT,
+    add_gpu_options,
+    gpu_provenance,
+    require_gpu,
+    write_result,
+)
 from sageattention3.benchmarks.step_clock import GpuMeter, StepClock
 from sageattention3.demo import host, tiny
 from sageattention3.demo.families import FAMILIES
@@ -225,22 +230,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", default=[], help="workloads of such a name")
     parser.add_argument("--presets", nargs="+", choices=PRESETS, default=["balanced"])
-    parser.add_argument("--out", type=Path, help="folder for end_to_end.json and end_to_end.png")
-    parser.add_argument("--commit", default="", help="of this code, where it is no git checkout")
+    add_gpu_options(parser, "end_to_end.json and end_to_end.png")
     options = parser.parse_args()
     chosen = [w for w in WORKLOADS if not options.only or any(t in w.name for t in options.only)]
     if not chosen:
         parser.error(f"no workload is called so: {', '.join(w.name for w in WORKLOADS)}")
-    if not torch.cuda.is_available():
-        parser.error("there is no NVIDIA GPU to measure, or torch is a CPU build")
+    require_gpu(parser)
     host.import_comfy(cpu=False)
     meter, place = GpuMeter(), {"device": "cuda", "dtype": torch.bfloat16}
     results = {
-        **provenance(
-            options.commit or commit_of(*SOURCES),
-            machine=torch.cuda.get_device_name(),
-            cuda=torch.version.cuda,
-        ),
+        **gpu_provenance(options.commit, *SOURCES),
         # Before anything is profiled.
         "enqueue_microseconds": overhead(options.presets[0], meter, **place),
         "workloads": [],
@@ -249,9 +248,7 @@ def main() -> None:
         results["workloads"].append(row)
         results["projection"] = projections(results["workloads"])
         if options.out:  # after each: a run that breaks off has not been for nothing
-            options.out.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(results, indent=1) + "\n"
-            (options.out / "end_to_end.json").write_text(text, encoding="utf-8")
+            write_result(options.out / "end_to_end.json", results)
     show(results, Console(width=140))
     if options.out:
         plot(results, options.out / "end_to_end.png")

@@ -1,4 +1,4 @@
-"""Where a figure comes from, and the command line of the scripts that need no GPU for one."""
+"""Where a figure comes from, and what the command lines of all scripts have in common."""
 
 import argparse
 import json
@@ -41,6 +41,31 @@ def provenance(commit: str, **facts: str) -> dict[str, str]:
     }
 
 
+def add_gpu_options(parser: argparse.ArgumentParser, files: str) -> None:
+    """--out and --commit. files: what the script leaves in --out."""
+    parser.add_argument("--out", type=Path, help=f"folder for {files}")
+    parser.add_argument("--commit", default="", help="of this code, where it is no git checkout")
+
+
+def require_gpu(parser: argparse.ArgumentParser) -> None:
+    if not torch.cuda.is_available():
+        parser.error("there is no NVIDIA GPU to measure, or torch is a CPU build")
+
+
+def gpu_provenance(commit: str, *sources: str) -> dict[str, str]:
+    """What stands first in a result of this GPU. sources: what the figures depend on."""
+    return provenance(
+        commit or commit_of(*sources),
+        machine=torch.cuda.get_device_name(),
+        cuda=torch.version.cuda,
+    )
+
+
+def write_result(path: Path, result: dict, indent: int = 1) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=indent) + "\n", encoding="utf-8")
+
+
 def run_on_cpu(
     document: str,
     result: Path,
@@ -60,4 +85,4 @@ def run_on_cpu(
     if save:
         machine = f"{platform.machine()} CPU, {platform.system()}"
         origin = provenance(commit_of(*sources), machine=machine)
-        result.write_text(json.dumps({**origin, **results}, indent=2) + "\n", encoding="utf-8")
+        write_result(result, {**origin, **results}, indent=2)

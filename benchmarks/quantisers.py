@@ -9,12 +9,10 @@ copy, in the same run. --out writes quantisers.json there.
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -24,7 +22,12 @@ from rich.table import Table
 if __name__ == "__main__":  # as a script; tests import this module from the loaded pack
     import as_script  # noqa: F401
 
-from sageattention3.benchmarks.provenance import commit_of, provenance
+from sageattention3.benchmarks.provenance import (
+    add_gpu_options,
+    gpu_provenance,
+    require_gpu,
+    write_result,
+)
 from sageattention3.kernels.launch import int8_quantise, sm120_fp4
 from sageattention3.kernels.shapes import Shape, random_qkv
 from sageattention3.kernels.timing import GpuTimer
@@ -112,21 +115,14 @@ def show(results: dict, console: Console) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="folder for quantisers.json")
-    parser.add_argument("--commit", default="", help="of this code, where it is no git checkout")
+    add_gpu_options(parser, "quantisers.json")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("there is no NVIDIA GPU to measure, or torch is a CPU build")
+    require_gpu(parser)
     results = measure()
     show(results, Console())
     if options.out:
-        origin = provenance(
-            options.commit or commit_of("kernels", "benchmarks/quantisers.py"),
-            machine=torch.cuda.get_device_name(),
-        )
-        options.out.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({**origin, **results}, indent=1) + "\n"
-        (options.out / "quantisers.json").write_text(text, encoding="utf-8")
+        origin = gpu_provenance(options.commit, "kernels", "benchmarks/quantisers.py")
+        write_result(options.out / "quantisers.json", {**origin, **results})
 
 
 if __name__ == "__main__":

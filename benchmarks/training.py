@@ -10,10 +10,8 @@ quote lies in benchmarks/results.
 """
 
 import argparse
-import json
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -25,7 +23,13 @@ if __name__ == "__main__":  # as a script; tests import this module from the loa
     import as_script  # noqa: F401
 
 from sageattention3.benchmarks.accuracy import GRADIENT_TOKENS, load_layers
-from sageattention3.benchmarks.provenance import commit_of, provenance
+from sageattention3.benchmarks.attention import BASELINE, speed_table
+from sageattention3.benchmarks.provenance import (
+    add_gpu_options,
+    gpu_provenance,
+    require_gpu,
+    write_result,
+)
 from sageattention3.kernels import backends
 from sageattention3.kernels.dispatch import objection_of
 from sageattention3.kernels.metrics import compare
@@ -34,7 +38,6 @@ from sageattention3.kernels.request import describe_request
 from sageattention3.kernels.shapes import IMAGE_MODELS, Shape, random_qkv
 from sageattention3.kernels.timing import GpuTimer, race
 
-BASELINE = "torch flash"
 SHAPES = (
     *(
         Shape(f"{tokens // 1024}k, D{head_dim}{', causal' if causal else ''}", 2, 24, tokens,
@@ -126,15 +129,8 @@ def measure(shape: Shape, timer: GpuTimer) -> dict:
 
 def show(results: list[dict], accuracy: dict, console: Console) -> None:
     names = list(dict.fromkeys(name for row in results for name in row["milliseconds"]))
-    table = Table("call", *names, title=f"forward and backward: TFLOPS, and times {BASELINE}")
-    for row in results:
-        cells = []
-        for name in names:
-            taken = row["milliseconds"].get(name)
-            ratio = taken and row["milliseconds"][BASELINE] / taken
-            cells.append(f"{row['flops'] / taken / 1e9:.0f}  {ratio:.2f}x" if taken else "-")
-        table.add_row(row["name"], *cells)
-    console.print(table)
+    title = f"forward and backward: TFLOPS, and times {BASELINE}"
+    console.print(speed_table(results, names, title))
     table = Table("", "dQ", "dK", "dV", title="cosine against FP64: mean (least) of the layers")
     for name, found in accuracy.items():
         means = (f"{sum(x) / len(x):.5f} ({min(x):.5f})" for x in found.values())
@@ -145,24 +141,17 @@ def show(results: list[dict], accuracy: dict, console: Console) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="three shapes only")
-    parser.add_argument("--out", type=Path, help="folder for training.json")
-    parser.add_argument("--commit", default="", help="of this code, where it is no git checkout")
+    add_gpu_options(parser, "training.json")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("there is no NVIDIA GPU to measure, or torch is a CPU build")
+    require_gpu(parser)
     timer = GpuTimer()
     results = [measure(shape, timer) for shape in (QUICK if options.quick else SHAPES)]
     accuracy = cosines_of_all()
     show(results, accuracy, Console(width=100))
     if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        origin = provenance(
-            options.commit or commit_of("kernels", "benchmarks/training.py"),
-            machine=torch.cuda.get_device_name(),
-            cuda=torch.version.cuda,
-        )
-        text = json.dumps({**origin, "calls": results, "cosines": accuracy}, indent=1) + "\n"
-        (options.out / "training.json").write_text(text, encoding="utf-8")
+        origin = gpu_provenance(options.commit, "kernels", "benchmarks/training.py")
+        record = {**origin, "calls": results, "cosines": accuracy}
+        write_result(options.out / "training.json", record)
 
 
 if __name__ == "__main__":
