@@ -48,7 +48,11 @@ from sageattention3.nodes.widgets import PLAN_WIDGETS
 
 HOST, PEER = "host", "sageattention"
 WIDGETS = {name: options["default"] for name, (_, options) in PLAN_WIDGETS.items()}
-SOURCES = ("kernels", "nodes", "benchmarks/end_to_end.py", "benchmarks/full_size.py")
+SOURCES = (
+    "kernels",
+    "nodes",
+    *(f"benchmarks/{name}.py" for name in ("end_to_end", "full_size", "projection", "step_clock")),
+)
 # So small that the GPU waits for Python, and just long enough to be quantised.
 SMALL = Workload("overhead", replace(FAMILIES["flux"], latent=(16, 64, 64)), steps=20)
 GIB = 1 << 30

@@ -18,14 +18,16 @@ if __name__ == "__main__":  # as a script; tests import this module from the loa
     import as_script  # noqa: F401
 
 from sageattention3.benchmarks.provenance import ROOT, run_on_cpu
-from sageattention3.demo import host
+from sageattention3.demo import gallery, host, video
+from sageattention3.kernels.metrics import compare
+from sageattention3.nodes.engine.comparison import compare_sequences, pair_up
+from sageattention3.nodes.engine.forecast import contributions
+from sageattention3.nodes.engine.profile import Profile
 
 RESULT = ROOT / "benchmarks" / "results" / "trained_video.json"
 STEPS = 20
 PROMPTS = (
-    "red star circling over blue stripes",
-    "white seven left over green checks",
-    "yellow moon spinning over purple dots",
+    *gallery.PROMPTS,
     "cyan square down over orange plain",
     "green ring growing over red stripes",
     "orange three right over cyan checks",
@@ -41,22 +43,19 @@ PROMPTS = (
     "blue cross circling over yellow checks",
 )
 MIDDLE = 0.7  # noise level of the pass that is followed from block to block
-CALIBRATED_ON = "green triangle right over purple checks"  # no prompt that is measured
 
 
 def measure() -> dict:
     host.import_comfy()
-    from sageattention3.demo import video
-
     model = video.load_model()
-    profile = video.calibrate(model, CALIBRATED_ON, seed=100, steps=STEPS)
+    profile = video.calibrate(model, gallery.CALIBRATED_ON, seed=100, steps=STEPS)
     plans = video.plans(model, profile)
     rows: dict[str, list[dict[str, float]]] = {plan: [] for plan in plans if plan != "fp16"}
     for seed, prompt in enumerate(PROMPTS):
         reference = video.make_latent(model, prompt, seed, STEPS)
         for plan in rows:
             latent = video.make_latent(plans[plan], prompt, seed, STEPS)
-            rows[plan].append(_figures(video, reference, latent))
+            rows[plan].append(_figures(reference, latent))
         print(seed + 1, prompt, flush=True)
     return {
         "steps": STEPS,
@@ -65,14 +64,11 @@ def measure() -> dict:
         "kept_in_fp16": video.worst_layers(profile)[: video.WORST],
         "plans": {plan: _summary(found) for plan, found in rows.items()},
         "layers": _layers(profile),
-        "rel_l1_after_each_block": _accumulated(video, plans),
+        "rel_l1_after_each_block": _accumulated(plans),
     }
 
 
-def _figures(video: Any, reference: torch.Tensor, latent: torch.Tensor) -> dict[str, float]:
-    from sageattention3.kernels.metrics import compare
-    from sageattention3.nodes.engine.comparison import compare_sequences, pair_up
-
+def _figures(reference: torch.Tensor, latent: torch.Tensor) -> dict[str, float]:
     found = compare_sequences(pair_up(video.pictures(reference), video.pictures(latent)))
     return {
         "psnr": found.overall_psnr,
@@ -92,10 +88,8 @@ def _summary(found: list[dict[str, float]]) -> dict[str, Any]:
     return {**summary, "psnr_of_prompts": [round(figures["psnr"], 2) for figures in found]}
 
 
-def _layers(profile: Any) -> dict[str, Any]:
+def _layers(profile: Profile) -> dict[str, Any]:
     """Means over the steps of each layer's errors, and what the layer alone does to the latent."""
-    from sageattention3.nodes.engine.forecast import contributions
-
     table = {}
     for row, layer in enumerate(profile.layers):
         table[layer] = {
@@ -111,13 +105,11 @@ def _layers(profile: Any) -> dict[str, Any]:
     return table
 
 
-def _accumulated(video: Any, plans: Any) -> dict[str, list[float]]:
+def _accumulated(plans: video.Models) -> dict[str, list[float]]:
     """How errors grow from block to block in one pass in the middle of sampling."""
-    from sageattention3.kernels.metrics import compare
-
-    latent = video.make_latent(plans["fp16"], CALIBRATED_ON, 100, STEPS)
+    latent = video.make_latent(plans["fp16"], gallery.CALIBRATED_ON, 100, STEPS)
     found = {
-        plan: video.block_states(model, latent, CALIBRATED_ON, MIDDLE)
+        plan: video.block_states(model, latent, gallery.CALIBRATED_ON, MIDDLE)
         for plan, model in plans.items()
     }
     right = found.pop("fp16")

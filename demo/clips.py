@@ -24,10 +24,7 @@ COLOURS = {
     "cyan": (0.20, 0.90, 0.95),
     "orange": (1.00, 0.55, 0.10),
 }
-GROUND_DARK, GROUND_BRIGHT = (
-    0.25,
-    0.50,
-)  # the ground's share of its colour, so that shapes stand out
+GROUND_DARK, GROUND_BRIGHT = 0.25, 0.50  # the ground's share of its colour: shapes stand out
 
 
 class Scenes(NamedTuple):
@@ -88,9 +85,8 @@ def draw(scenes: Scenes, times: torch.Tensor, size: int = SIZE) -> torch.Tensor:
     cos, sin = angle.cos()[..., None, None], angle.sin()[..., None, None]
     place = torch.stack((cos * dx + sin * dy, cos * dy - sin * dx), -1) / REACH
     batch, frames = times.shape
-    maps = distance_maps(CATEGORIES["shape"]).to(device)[picked["shape"]][:, None]
     distance = torch.nn.functional.grid_sample(
-        maps,
+        maps[picked["shape"]][:, None],
         place.reshape(batch, frames * size, size, 2),
         padding_mode="border",
         align_corners=False,

@@ -6,6 +6,7 @@ import pytest
 from PIL import Image
 from sageattention3.demo import video
 from sageattention3.demo.clips import SIZE
+from sageattention3.demo.sampling import EVERYTHING
 from sageattention3.demo.server import PromptError
 from sageattention3.demo.train import CHECKPOINT, SHIFT
 
@@ -13,25 +14,14 @@ pytestmark = [pytest.mark.server, pytest.mark.host]
 FRAMES = 3
 
 
-def graph(prompt, **patch):
+def graph(prompt):
     def node(class_type, **inputs):
         return {"class_type": class_type, "inputs": inputs}
 
-    settings = {
-        "preset": "custom",
-        "fp16_layers": "",
-        "start_percent": 0.0,
-        "end_percent": 1.0,
-        "cross_attention": "same",
-        "min_tokens": 0,
-        "emulation": True,
-        "enabled": True,
-        **patch,
-    }
     return {
         "1": node("UNETLoader", unet_name=CHECKPOINT, weight_dtype="default"),
         "2": node("ModelSamplingSD3", model=["1", 0], shift=SHIFT),
-        "3": node("SageAttention3Patch", model=["2", 0], **settings),
+        "3": node("SageAttention3Patch", model=["2", 0], **EVERYTHING),
         "4": node("SageAttention3DemoPrompt", prompt=prompt),
         "5": node("SageAttention3DemoPrompt", prompt=""),
         "6": node(
@@ -70,7 +60,7 @@ def graph(prompt, **patch):
 
 def test_a_graph_makes_a_moving_picture_of_five_words(server):
     video.checkpoint()
-    outputs = server.run(graph("red star left over blue dots", precision="int8"))["outputs"]
+    outputs = server.run(graph("red star left over blue dots"))["outputs"]
     precisions = {row["precision"] for row in outputs["8"]["ledger"][0]}
     assert precisions == {"int8"}
     [saved] = outputs["10"]["images"]
@@ -82,4 +72,4 @@ def test_a_graph_makes_a_moving_picture_of_five_words(server):
 def test_an_unknown_word_is_refused_before_anything_runs(server):
     video.checkpoint()
     with pytest.raises(PromptError, match="'horse' is no shape that this model knows"):
-        server.run(graph("red horse left over blue dots", precision="int8"))
+        server.run(graph("red horse left over blue dots"))
