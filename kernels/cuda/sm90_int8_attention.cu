@@ -202,27 +202,48 @@ struct Consumer {
     find_exponents(s, e);
     follow(e.top);
     u32 total[2] = {0, 0};
+    float x[2][8];  // of these sixteen keys and of those before
 #pragma unroll
-    for (int sixteen = 0; sixteen < KEYS / 16; ++sixteen) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float factor = e.factor[r][sixteen / 4], shift = e.shift[r][sixteen / 4];
-        float x[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const u32 score = s[sixteen * 8 + i / 2 * 4 + 2 * r + i % 2];
-          x[i] = exp2_approx(fmaf(as_float(score), factor, shift));
-        }
-        const u32 bytes = round_to_bytes(x[0], x[1], x[2], x[3]);
-        probabilities[sixteen / 2][sixteen % 2 * 2 + r] = bytes;
-        total[r] = add_bytes(bytes, total[r]);
-      }
+    for (int sixteen = 0; sixteen <= KEYS / 16; ++sixteen) {
+      const float(&before)[8] = x[(sixteen + 1) % 2];
+      if (sixteen < KEYS / 16) find_exponentials(s, e, sixteen, before, x[sixteen % 2]);
+      if (sixteen > 0) pack(before, sixteen - 1, total);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       weight[r] = exp2_approx(e.top[r] - reference[r]);
       sum[r] = fmaf(static_cast<float>(total[r]), weight[r], sum[r]);
       unsettled[r] = fmaf(MAGIC, weight[r], unsettled[r]);
+    }
+  }
+
+  // x: what this thread has of 16 keys, in the order of scores.
+  static __device__ __forceinline__ void find_exponentials(const Scores& s, const Exponents& e,
+                                                           int sixteen, const float (&before)[8],
+                                                           float (&x)[8]) {
+    const int block = sixteen / 4;
+    float shift[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      shift[r] = e.shift[r][block];
+      // Adds nothing, but makes the compiler wait for the keys before: left alone it puts all of a
+      // tile's FFMA before all of its exponentials, and of two units one idles at a time.
+      if (sixteen > 0) shift[r] = fmaf(before[2 * r], 0.0f, shift[r]);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int r = i / 2 % 2;
+      const float score = as_float(s[sixteen * 8 + i] + MAGIC_BITS);
+      x[i] = exp2_approx(fmaf(score, e.factor[r][block], shift[r]));
+    }
+  }
+
+  __device__ __forceinline__ void pack(const float (&x)[8], int sixteen, u32 (&total)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const u32 bytes = round_to_bytes(x[2 * r], x[2 * r + 1], x[2 * r + 4], x[2 * r + 5]);
+      probabilities[sixteen / 2][sixteen % 2 * 2 + r] = bytes;
+      total[r] = add_bytes(bytes, total[r]);
     }
   }
 
@@ -259,8 +280,6 @@ struct Consumer {
     if (__any_sync(0xffffffff, largest_factor > LARGEST_FAST_FACTOR)) {
       take_largest(s, largest, e);
     } else {
-#pragma unroll
-      for (int i = 0; i < KEYS / 2; ++i) s[i] += MAGIC_BITS;
 #pragma unroll
       for (int i = 0; i < 2 * BLOCKS; ++i) {
         const int r = i % 2, block = i / 2;
@@ -301,7 +320,7 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < KEYS / 2; ++i) {
       const float least = fmaxf(largest[i / 2 % 2][i / 32], -FLOAT_MAX);
-      s[i] = as_bits(as_number(s[i]) - least);
+      s[i] = as_bits(as_number(s[i]) - least) - MAGIC_BITS;
     }
 #pragma unroll
     for (int i = 0; i < 2 * BLOCKS; ++i) {

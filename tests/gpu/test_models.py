@@ -15,6 +15,8 @@ from sageattention3.kernels.metrics import compare
 
 pytestmark = pytest.mark.gpu
 
+# Which of them takes a call depends on its mask and head size.
+NATIVE = {"sm80_int8", "sm90_int8"}
 FAMILIES = ("flux", "hunyuan_video", "wan_t2v", "sd3", "ltxv", "qwen_image", "sd15")
 
 
@@ -27,9 +29,9 @@ def test_a_model_samples_through_the_native_kernels(family):
 
     native = patched(model, emulation=False)
     out = sampling.sample(native, family)
-    assert {(entry.precision, entry.backend) for entry in last_run(native).counts} == {
-        ("int8", "sm80_int8")
-    }
+    counts = last_run(native).counts
+    assert {entry.precision for entry in counts} == {"int8"}
+    assert {entry.backend for entry in counts} <= NATIVE
     errors = compare(out, plain)
     assert errors.finite
     assert 0 < errors.rel_l1 < 0.02, errors
@@ -42,8 +44,8 @@ def test_every_preset_runs_natively_where_it_wants_int8(preset):
     out = sampling.sample(native, "flux", steps=4)
     assert torch.isfinite(out).all()
     counts = last_run(native).counts
-    assert "sm80_int8" in {entry.backend for entry in counts}
-    assert {entry.backend for entry in counts} <= {"sm80_int8", "host"}
+    assert NATIVE & {entry.backend for entry in counts}
+    assert {entry.backend for entry in counts} <= {*NATIVE, "host"}
 
 
 def test_a_model_whose_weights_stay_with_the_cpu_samples_the_same(monkeypatch):
@@ -57,5 +59,5 @@ def test_a_model_whose_weights_stay_with_the_cpu_samples_the_same(monkeypatch):
     model = patched(tiny.model("flux"), emulation=False)
     out = sampling.sample(model, "flux")
     assert model.model.diffusion_model.double_blocks[0].img_attn.qkv.weight.device.type == "cpu"
-    assert {entry.backend for entry in last_run(model).counts} == {"sm80_int8"}
+    assert {entry.backend for entry in last_run(model).counts} <= NATIVE
     assert torch.equal(out, expected)
