@@ -17,7 +17,7 @@ struct Params {
   int causal;
 };
 
-// Two facts of four neighbouring queries, of AHEAD pairs at a time. A load from shared memory queues
+// Two facts of four neighbouring queries, of AHEAD pairs at a time. A load from shared memory seems to queue
 // behind what products read from there, so that it is begun well before its use: a fifth of the
 // samples of a profile were waits for these.
 template <QueryFact FIRST, QueryFact SECOND, int AHEAD>
