@@ -103,11 +103,13 @@ __device__ __forceinline__ void add(float (&sums)[HEAD_DIM / 8][4], const Produc
 
 // sums += weight * (bytes times the codes of the tile of `turn`), and under way S and dP of `own` and
 // the tile of `next`, of which S has come when this returns. d_p is free to use until then.
-template <int HEAD_DIM, Dtype DTYPE, typename Ring, int STAGES>
+// prefetch(address of that tile) is called before products of it are under way.
+template <int HEAD_DIM, Dtype DTYPE, typename Ring, int STAGES, typename Prefetch>
 __device__ __forceinline__ void add_and_go_on(float (&sums)[HEAD_DIM / 8][4], Product& s,
                                               Product& d_p, const RowBytes& bytes,
                                               const float (&weight)[2], u32 own, const Ring& ring,
-                                              const Turn<STAGES>& turn, const Turn<STAGES>& next) {
+                                              const Turn<STAGES>& turn, const Turn<STAGES>& next,
+                                              Prefetch prefetch) {
   constexpr int PARTS = HEAD_DIM / 64;
   const u32 tile = ring.tile(turn.stage);
   if constexpr (PARTS == 2) multiply_tokens<HEAD_DIM>(s, bytes, tile, 0);
@@ -118,6 +120,7 @@ __device__ __forceinline__ void add_and_go_on(float (&sums)[HEAD_DIM / 8][4], Pr
     add<HEAD_DIM>(sums, s, weight, 0);
   }
   ring.full(next.stage).wait(next.parity);
+  prefetch(ring.tile(next.stage));
   multiply_codes<HEAD_DIM>(s, own, ring.tile(next.stage));
   wgmma_wait<1>();
   pin(d_p);

@@ -17,55 +17,79 @@ struct Params {
   int causal;
 };
 
-// One fact of four neighbouring queries from `in_tile` on.
-__device__ __forceinline__ void read_facts(float (&values)[4], u32 facts, QueryFact fact,
-                                           int in_tile) {
-  load_shared_floats(values, facts + (fact * TILE_TOKENS + in_tile) * 4);
-}
+// Two facts of four neighbouring queries, of AHEAD pairs at a time. A load from shared memory seems to queue
+// behind what products read from there, so that it is begun well before its use: a fifth of the
+// samples of a profile were waits for these.
+template <QueryFact FIRST, QueryFact SECOND, int AHEAD>
+struct Facts {
+  u32 shared;  // of the tile, plus this lane's offset
+  float first[AHEAD][4], second[AHEAD][4];
+
+  // facts: address of the tile's.
+  __device__ __forceinline__ void start(u32 facts) {
+    shared = facts + lane_of_quad() * 16;
+#pragma unroll
+    for (int pair = 0; pair < AHEAD; ++pair) load(pair);
+  }
+
+  __device__ __forceinline__ void load(int pair) {
+    load_shared_floats(first[pair % AHEAD], shared + FIRST * TILE_TOKENS * 4 + pair * 64);
+    load_shared_floats(second[pair % AHEAD], shared + SECOND * TILE_TOKENS * 4 + pair * 64);
+  }
+
+  // After the use of a pair's.
+  __device__ __forceinline__ void go_on(int pair) {
+    if (pair + AHEAD < PAIRS) load(pair + AHEAD);
+  }
+};
+
+template <int HEAD_DIM>
+constexpr int FACTS_AHEAD = HEAD_DIM == 64 ? PAIRS : 2;  // as many as registers are left for
 
 // P of a lane's keys and queries, times the scales of dO. CAUSAL: some key may be hidden.
-template <bool CAUSAL>
-__device__ __forceinline__ void find_p(RowTokens& p, const Product& s, u32 facts, float k_scale,
+template <bool CAUSAL, int AHEAD>
+__device__ __forceinline__ void find_p(RowTokens& p, const Product& s,
+                                       Facts<Q_SCALE, SHIFT, AHEAD>& facts, float k_scale,
                                        int first_query, int first_key) {
 #pragma unroll
   for (int pair = 0; pair < PAIRS; ++pair) {
     const int in_tile = 16 * pair + 4 * lane_of_quad();
-    float q_scale[4], shift[4];
-    read_facts(q_scale, facts, Q_SCALE, in_tile);
-    read_facts(shift, facts, SHIFT, in_tile);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float factor = q_scale[i] * k_scale;
+      const float factor = facts.first[pair % AHEAD][i] * k_scale;
+      const float shift = facts.second[pair % AHEAD][i];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float score = static_cast<float>(static_cast<s32>(s[place_of(r, pair, i)]));
-        const float x = exp2_approx(fmaf(score, factor, shift[i]));
+        const float x = exp2_approx(fmaf(score, factor, shift));
         const bool hidden = CAUSAL && first_key + token_of_row(r) > first_query + in_tile + i;
         p[r][4 * pair + i] = hidden ? 0.0f : x;
       }
     }
+    facts.go_on(pair);
   }
 }
 
 // From there to dS times the scales of Q, in place. Where a key is hidden, dP may be anything.
-template <bool CAUSAL>
-__device__ __forceinline__ void find_ds(RowTokens& p, const Product& d_p, u32 facts,
-                                        int first_query, int first_key) {
+template <bool CAUSAL, int AHEAD>
+__device__ __forceinline__ void find_ds(RowTokens& p, const Product& d_p,
+                                        Facts<SLOPE, OFFSET, AHEAD>& facts, int first_query,
+                                        int first_key) {
 #pragma unroll
   for (int pair = 0; pair < PAIRS; ++pair) {
     const int in_tile = 16 * pair + 4 * lane_of_quad();
-    float slope[4], offset[4];
-    read_facts(slope, facts, SLOPE, in_tile);
-    read_facts(offset, facts, OFFSET, in_tile);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
+      const float slope = facts.first[pair % AHEAD][i];
+      const float offset = facts.second[pair % AHEAD][i];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         float& x = p[r][4 * pair + i];
         const bool hidden = CAUSAL && first_key + token_of_row(r) > first_query + in_tile + i;
-        x = hidden ? 0.0f : x * fmaf(as_float(d_p[place_of(r, pair, i)]), slope[i], offset[i]);
+        x = hidden ? 0.0f : x * fmaf(as_float(d_p[place_of(r, pair, i)]), slope, offset);
       }
     }
+    facts.go_on(pair);
   }
 }
 
@@ -131,6 +155,8 @@ sm90_sagebwd_key_gradients(const __grid_constant__ Params p) {
   ring.full(0).wait(0);
   multiply_codes<HEAD_DIM>(s, own, ring.tile(0));
   multiply_values<HEAD_DIM, DTYPE>(d_p, own, ring.tile(0));
+  Facts<Q_SCALE, SHIFT, FACTS_AHEAD<HEAD_DIM>> of_scores;
+  of_scores.start(ring.tile(0) + Tile::FACTS);
   wgmma_wait<1>();
   pin(s);
   int first_query = first_tile * TILE_TOKENS;
@@ -139,10 +165,12 @@ sm90_sagebwd_key_gradients(const __grid_constant__ Params p) {
     const bool hides = p.causal && first_query < first_key + TILE_TOKENS;
     RowTokens x;
     if (hides) {
-      find_p<true>(x, s, tile + Tile::FACTS, k_scale, first_query, first_key);
+      find_p<true>(x, s, of_scores, k_scale, first_query, first_key);
     } else {
-      find_p<false>(x, s, tile + Tile::FACTS, k_scale, first_query, first_key);
+      find_p<false>(x, s, of_scores, k_scale, first_query, first_key);
     }
+    Facts<SLOPE, OFFSET, FACTS_AHEAD<HEAD_DIM>> of_slopes;
+    of_slopes.start(tile + Tile::FACTS);
     u32 probabilities[PAIRS][4];
 #pragma unroll
     for (int pair = 0; pair < PAIRS; ++pair) {
@@ -164,9 +192,9 @@ sm90_sagebwd_key_gradients(const __grid_constant__ Params p) {
     }
     wgmma_commit();
     if (hides) {
-      find_ds<true>(x, d_p, tile + Tile::FACTS, first_query, first_key);
+      find_ds<true>(x, d_p, of_slopes, first_query, first_key);
     } else {
-      find_ds<false>(x, d_p, tile + Tile::FACTS, first_query, first_key);
+      find_ds<false>(x, d_p, of_slopes, first_query, first_key);
     }
     RowBytes bytes;
     float weight[2];
@@ -177,7 +205,8 @@ sm90_sagebwd_key_gradients(const __grid_constant__ Params p) {
     Turn<STAGES> next = turn;
     if (i + 1 < turns) next.advance();
     if ((first_query += TILE_TOKENS) >= tiles * TILE_TOKENS) first_query = first_tile * TILE_TOKENS;
-    add_and_go_on<HEAD_DIM, DTYPE>(d_k, s, d_p, bytes, weight, own, ring, turn, next);
+    auto prefetch = [&](u32 next_tile) { of_scores.start(next_tile + Tile::FACTS); };
+    add_and_go_on<HEAD_DIM, DTYPE>(d_k, s, d_p, bytes, weight, own, ring, turn, next, prefetch);
     pin(d_v);
     turn = next;
   }

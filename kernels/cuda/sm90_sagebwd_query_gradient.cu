@@ -155,7 +155,8 @@ sm90_sagebwd_query_gradient(const __grid_constant__ Params p) {
     // After the last tile its scores are computed once more, instead of asking; nobody reads them.
     Turn<STAGES> next = turn;
     if (i + 1 < turns) next.advance();
-    add_and_go_on<HEAD_DIM, DTYPE>(d_q, s, d_p, bytes, weight, own, ring, turn, next);
+    add_and_go_on<HEAD_DIM, DTYPE>(d_q, s, d_p, bytes, weight, own, ring, turn, next,
+                                   [](u32) {});
     turn = next;
   }
   wgmma_wait<0>();

@@ -8,11 +8,10 @@ codes, so that P is the forward pass's.
 dQ has a kernel of its own, which computes scores and dP a second time: two of seven products. In
 exchange no gradient is summed up by atomics, and the same call gives the same bits.
 
-An earlier state, with P^T dO in INT8, ran on an H200: all its gradients were right, and forward and
-backward at B2 H24 S16384 took 51.9 ms with 128 channels and 33.8 with 64, FlashAttention-2 70.7 and
-38.4. But torch takes cuDNN there by itself, and that takes 38.5 and 23.6: so dispatch leaves
-training to the host until this one, made after the profile of that run, is measured to be faster
-(benchmarks/training.py). docs/kernel-notes-sagebwd.md has the counts.
+Forward and backward at B2 H24 S16384 took 44.2 ms on an H200 with 128 channels and 30.8 with 64,
+FlashAttention-2 71.5 and 38.8. But torch takes cuDNN there by itself, and that took 41.5 and 24.8:
+so dispatch leaves training to the host. docs/kernel-notes-sagebwd.md has what binds and what was
+tried.
 """
 
 from typing import NamedTuple
@@ -218,5 +217,5 @@ SM90_SAGEBWD = Backend(
     ),
     forward=None,
     train=train,
-    on_request=True,  # cuDNN is faster as far as is known
+    on_request=True,  # cuDNN is faster
 )
