@@ -2,14 +2,10 @@
 
 import numpy as np
 
-from .decode import TYPES, instruction
-from .ptx import Immediate, KernelError, Vector
+from .decode import TYPES, instruction, parts_of
+from .ptx import KernelError
 
 _KIND = r"(?:\.v[24])?\.([busf]\d+)"
-
-
-def _parts(operand) -> tuple:
-    return operand.parts if isinstance(operand, Vector) else (operand,)
 
 
 def _place(m, addresses, size, access):
@@ -40,7 +36,7 @@ _LOADS = {".shared": _load_shared, ".param": _load_parameter}
 # A generic address is one of global memory: what makes one of shared memory is unknown here.
 @instruction(r"ld(\.shared|\.param|\.global(?:\.nc)?|)" + _KIND)
 def _load(op, space, dtype):
-    parts, address = _parts(op.operands[0]), op.address(op.operands[1])
+    parts, address = parts_of(op.operands[0]), op.address(op.operands[1])
     puts, size = [op.write(part, dtype) for part in parts], TYPES[dtype].itemsize
     load = _LOADS.get(space, _load_global)
 
@@ -56,7 +52,7 @@ def _load(op, space, dtype):
 @instruction(r"st(\.shared|\.global|)" + _KIND)
 def _store(op, space, dtype):
     address, bits = op.address(op.operands[0]), f"b{8 * TYPES[dtype].itemsize}"
-    parts = [op.read(part, bits) for part in _parts(op.operands[1])]
+    parts = [op.read(part, bits) for part in parts_of(op.operands[1])]
 
     def run(m):
         if m.anyone:
@@ -70,11 +66,11 @@ def _store(op, space, dtype):
     return run
 
 
-def load_rows(m, warps: np.ndarray, addresses: np.ndarray) -> np.ndarray:
+def load_rows(m, warps: np.ndarray, addresses: np.ndarray, by_proxy=False) -> np.ndarray:
     """Sixteen bytes of shared memory at each of ``addresses`` [warps, ...]: words [..., 4]."""
     by = np.repeat(warps, addresses[0].size)
     places = m.shared.place(addresses.ravel(), m.block_of_warp[by], 16)
-    m.races.read(by, places, 16)
+    m.races.read(by, places, 16, by_proxy)
     return m.shared.load(places, 4, 4).reshape(*addresses.shape, 4)
 
 
@@ -83,7 +79,7 @@ def _load_matrices(op, count, transposed):
     """Lane i of the first 8 per matrix gives the address of row i % 8 of matrix i / 8. Lane i gets
     elements 2 (i % 4) and the next of row i / 4, of column i / 4 where transposed."""
     count, lane = int(count), np.arange(32)
-    puts = [op.write(part, "u32") for part in _parts(op.operands[0])]
+    puts = [op.write(part, "u32") for part in parts_of(op.operands[0])]
     address = op.address(op.operands[1])
 
     def run(m):
@@ -105,14 +101,14 @@ def _load_matrices(op, count, transposed):
 @instruction(r"cp\.async\.c[ag]\.shared(?:::cta)?\.global(?:\.L2::\d+B)?")
 def _copy(op):
     target, source, size, *part = op.operands
-    if not isinstance(size, Immediate):
+    if not isinstance(size, int):
         raise KernelError("the size of a copy must be a constant here")
     target, source = op.address(target), op.address(source)
     part = op.read(part[0] if part else size, "u32")
 
     def run(m):
         if m.anyone:
-            m.copies.begin(*(m.active(x(m)) for x in (target, source, part)), size.bits)
+            m.copies.begin(*(m.active(x(m)) for x in (target, source, part)), size)
 
     return run
 
@@ -125,7 +121,7 @@ def _commit(op):
 @instruction(r"cp\.async\.(?:wait_group|wait_all)")
 def _wait(op):
     everything = not op.operands
-    pending = 0 if everything else op.operands[0].bits
+    pending = 0 if everything else op.operands[0]
 
     def run(m):
         if everything:
@@ -147,7 +143,14 @@ def _copy_in_bulk(op):
     return run
 
 
-@instruction(r"(?:fence|membar)(?:\.\w+(?:::\w+)?)*|setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32")
+@instruction(r"fence\.proxy\.async(?:\.shared::cta)?")
+def _fence(op):
+    return lambda m: m.races.fence(np.flatnonzero(m.mask.any(1)))
+
+
+@instruction(
+    r"(?:fence(?!\.proxy)|membar)(?:\.\w+(?:::\w+)?)*|setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32"
+)
 def _nothing(op):
     """Order among memory accesses, which are in order here, and counts of registers."""
     return lambda m: None

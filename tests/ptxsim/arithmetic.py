@@ -4,8 +4,8 @@ from functools import partial
 
 import numpy as np
 
-from .decode import TYPES, elementwise, instruction, lanewise
-from .ptx import KernelError, Pair, Vector
+from .decode import TYPES, elementwise, instruction, lanewise, parts_of
+from .ptx import KernelError
 
 _SMALLEST_NORMAL = np.float32(2.0**-126)
 
@@ -92,22 +92,13 @@ lanewise(r"bfi\.b32", "u32 u32 u32 u32 u32", _inserted)
 
 @instruction(r"(div|rem)\.([us]\d+)")
 def _divide(op, name, dtype):
-    one = TYPES[dtype].type(1)
-    d, a, b = op.operands
-    put, a, b = op.write(d, dtype), op.read(a, dtype), op.read(b, dtype)
-
-    def run(m):
-        x, y = a(m), b(m)
-        if (m.mask & (y == 0)).any():
+    def run(m, a, b):
+        if (m.mask & (b == 0)).any():
             raise KernelError("division by zero")
-        y = np.where(y == 0, one, y)
-        quotient = x // y
-        # NumPy rounds down, PTX towards zero.
-        down = (x != quotient * y) & ((x < 0) != (y < 0))
-        quotient = quotient + down.astype(quotient.dtype)
-        put(m, quotient if name == "div" else x - quotient * y)
+        rest = np.fmod(a, b)  # has the sign of a, as in PTX
+        return rest if name == "rem" else (a - rest) // b
 
-    return run
+    return elementwise(op, (dtype, dtype, dtype), run, of_machine=True)
 
 
 # ---------------------------------------------------------------------------------- floating point
@@ -128,16 +119,13 @@ def fused(a, b, c):
     return total
 
 
-def _extreme(choose, sign, a, b):
-    """Minimum or maximum, with minus zero below zero."""
-    result = choose(a, b)
-    zero = result == 0
-    if zero.any():
-        # Among numbers of unequal sign, only zeros can give a zero of the wrong sign.
-        negative = sign(np.signbit(a) & (a == 0), np.signbit(b) & (b == 0))
-        signed = np.where(negative, -np.zeros_like(result), np.zeros_like(result))
-        result = np.where(zero & (a == b), signed, result)
-    return result
+def _extreme(choose, merge, a, b):
+    """Minimum or maximum; of zeros, whose bits differ in the sign alone, minus zero is less."""
+    zero = (a == b) & (a == 0)
+    if not zero.any():
+        return choose(a, b)
+    bits = f"u{a.dtype.itemsize}"
+    return np.where(zero, merge(a.view(bits), b.view(bits)).view(a.dtype), choose(a, b))
 
 
 def _flushed(x):
@@ -174,10 +162,10 @@ _FLOAT = {
     "sqrt": np.sqrt,
     "neg": np.negative,
     "abs": np.abs,
-    "min": partial(_extreme, np.fmin, np.logical_or),
-    "max": partial(_extreme, np.fmax, np.logical_and),
-    "min.NaN": partial(_extreme, np.minimum, np.logical_or),
-    "max.NaN": partial(_extreme, np.maximum, np.logical_and),
+    "min": partial(_extreme, np.fmin, np.bitwise_or),
+    "max": partial(_extreme, np.fmax, np.bitwise_and),
+    "min.NaN": partial(_extreme, np.minimum, np.bitwise_or),
+    "max.NaN": partial(_extreme, np.maximum, np.bitwise_and),
     "ex2.approx": partial(_approximate, np.exp2),
     "lg2.approx": partial(_approximate, np.log2),
     "rcp.approx": partial(_approximate, np.reciprocal),
@@ -206,17 +194,13 @@ _ORDER = {
     "gt": np.greater,
     "ge": np.greater_equal,
 }
-_FLOAT_ORDER = _ORDER | {  # true with a NaN: the names that end in u
+_FLOAT_ORDER = _ORDER | {  # false with a NaN
     "ne": lambda a, b: (a < b) | (a > b),
-    "neu": np.not_equal,
-    "equ": lambda a, b: ~((a < b) | (a > b)),
-    "ltu": lambda a, b: ~(a >= b),
-    "leu": lambda a, b: ~(a > b),
-    "gtu": lambda a, b: ~(a <= b),
-    "geu": lambda a, b: ~(a < b),
     "num": lambda a, b: (a == a) & (b == b),
-    "nan": lambda a, b: (a != a) | (b != b),
 }
+_OPPOSITE = {"equ": "ne", "neu": "eq", "ltu": "ge", "leu": "gt", "gtu": "le", "geu": "lt"}
+for _name, _opposite in (_OPPOSITE | {"nan": "num"}).items():  # true with a NaN
+    _FLOAT_ORDER[_name] = lambda a, b, f=_FLOAT_ORDER[_opposite]: ~f(a, b)
 _COMBINED = {"and": np.logical_and, "or": np.logical_or, "xor": np.not_equal}
 
 
@@ -225,8 +209,7 @@ _COMBINED = {"and": np.logical_and, "or": np.logical_or, "xor": np.not_equal}
 )
 def _compare(op, comparison, combine, dtype):
     d, a, b, *c = op.operands
-    pair = d if isinstance(d, Pair) else Pair(d, None)
-    put, other = op.write(pair.first, "pred"), op.write(pair.second, "pred")
+    put, other = (op.write(x, "pred") for x in (*parts_of(d), None)[:2])
     a, b = op.read(a, dtype), op.read(b, dtype)
     third = op.read(c[0], "pred") if combine else None
     compare = (_FLOAT_ORDER if dtype == "f32" else _ORDER)[comparison]
@@ -248,12 +231,12 @@ lanewise(r"selp\.([busf]\d+)", "0 0 0 pred", lambda a, b, p: np.where(p, a, b))
 @instruction(r"(?:mov|cvta\.to\.global)\.([busf]\d+|pred)")
 def _move(op, dtype):
     d, a = op.operands
-    if not isinstance(d, Vector) and not isinstance(a, Vector):
+    parts = max(parts_of(d), parts_of(a), key=len)
+    if len(parts) == 1:
         return elementwise(op, (dtype, dtype), lambda a: a)
-    parts = d.parts if isinstance(d, Vector) else a.parts
     size = TYPES[dtype].itemsize // len(parts)
     part = TYPES[f"b{8 * size}"]
-    if isinstance(a, Vector):
+    if parts_of(a) is a:
         put, reads = op.write(d, dtype), [op.read(x, part) for x in parts]
 
         def pack(m):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .decode import instruction
-from .ptx import Immediate, KernelError
+from .ptx import KernelError
 
 _MOST_ARRIVALS = 2**20 - 1
 
@@ -72,9 +72,9 @@ class BlockBarriers:
 
 
 def _number(operand) -> int | None:
-    if operand is not None and not isinstance(operand, Immediate):
+    if not isinstance(operand, int | None):
         raise KernelError("a barrier's number and size must be constants here")
-    return None if operand is None else operand.bits
+    return operand
 
 
 @instruction(r"(?:bar|barrier)(?:\.cta)?\.(sync|arrive)(?:\.aligned)?")
@@ -182,7 +182,7 @@ def _arrive(op, expecting):
     """The state that it gives is unknown here: use the waits by parity."""
     _, address, *amount = op.operands
     address = op.address(address)
-    amount = op.read(amount[0] if amount else Immediate(1), "u32")
+    amount = op.read(amount[0] if amount else 1, "u32")
 
     def run(m):
         for warp, _, where, number in m.each(address(m), amount(m)):

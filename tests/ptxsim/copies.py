@@ -81,7 +81,7 @@ class Copies:
         blocks = np.full(len(targets), m.block_of_warp[warp])
         places = m.shared.place(targets, blocks, _ROW)
         values = m.tensors.bytes_at(source, size).reshape(-1, _ROW).copy()
-        m.races.write(np.full(len(places), warp), places, _ROW)
+        m.races.write(np.full(len(places), warp), places, _ROW, by_proxy=True)
         m.shared.expect(places, _ROW)
         found = m.mbarriers.find(warp, barrier)
         self._pending.append(_InBulk(places, values, found, m.races.clocks[warp].copy()))

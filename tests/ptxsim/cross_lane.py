@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from .decode import instruction
-from .ptx import KernelError, Pair
+from .decode import instruction, parts_of
+from .ptx import KernelError
 
 _LANES = np.arange(32)
 
@@ -32,8 +32,8 @@ def _check_members(op, operand):
 @instruction(r"shfl\.sync\.(bfly|idx|up|down)\.b32")
 def _shuffle(op, mode):
     d, a, b, c, members = op.operands
-    d = d if isinstance(d, Pair) else Pair(d, None)
-    put, put_valid = op.write(d.first, "u32"), op.write(d.second, "pred")
+    d, valid = (*parts_of(d), None)[:2]
+    put, put_valid = op.write(d, "u32"), op.write(valid, "pred")
     a, b, c = (op.read(x, "u32") for x in (a, b, c))
     check = _check_members(op, members)
 

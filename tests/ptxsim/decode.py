@@ -11,17 +11,7 @@ from functools import cache
 import ml_dtypes
 import numpy as np
 
-from .ptx import (
-    Address,
-    Immediate,
-    Instruction,
-    KernelError,
-    Negated,
-    Program,
-    Register,
-    Special,
-    Symbol,
-)
+from .ptx import Address, Instruction, KernelError, Negated, Register
 
 TYPES = {
     **{f"{kind}{8 * n}": np.dtype(f"u{n}") for n in (1, 2, 4, 8) for kind in "bu"},
@@ -39,10 +29,8 @@ _BUILDERS: list[tuple[re.Pattern, Callable[..., Run]]] = []
 class Op:
     """An instruction on its way to a function: its operands as readers and writers."""
 
-    def __init__(self, instruction: Instruction, program: Program):
-        self.instruction = instruction
+    def __init__(self, instruction: Instruction):
         self.operands = instruction.operands
-        self.symbols = program.symbols
 
     def read(self, operand, dtype: str | np.dtype) -> Callable:
         """A function of the machine: ``operand`` as ``dtype``, [warps, 32] or a scalar."""
@@ -52,21 +40,13 @@ class Op:
         if isinstance(operand, Negated):
             inner = self.read(operand.register, dtype)
             return lambda m: ~inner(m)
-        if isinstance(operand, Special):
-            return lambda m: m.special(operand.name).astype(dtype)
-        value = self.constant(operand, dtype)
-        return lambda m: value
-
-    def constant(self, operand, dtype: np.dtype):
-        """An immediate, or the address of a variable, as a scalar of ``dtype``."""
-        if isinstance(operand, Symbol) and operand.name in self.symbols:
-            operand = Immediate(self.symbols[operand.name])
-        if not isinstance(operand, Immediate):
+        if isinstance(operand, str) and operand.startswith("%"):
+            return lambda m: m.special(operand).astype(dtype)
+        if not isinstance(operand, int):
             raise KernelError(f"{operand} cannot be read here")
-        if dtype.kind == "b":
-            return np.bool_(operand.bits)
-        bits = operand.bits & ((1 << 8 * dtype.itemsize) - 1)
-        return np.array(bits, _STORED[dtype.itemsize]).view(dtype)[()]
+        bits = operand % 2 ** (8 * dtype.itemsize)
+        value = np.bool_(operand) if dtype.kind == "b" else _of_bits(bits, dtype)
+        return lambda m: value
 
     def write(self, operand, dtype: str | np.dtype) -> Callable:
         """A function of the machine and a value that puts it where lanes are active."""
@@ -101,15 +81,28 @@ class Op:
         return read if not operand.offset else lambda m: read(m) + offset
 
 
-def elementwise(op: Op, types: Sequence[str], function) -> Run:
-    """The first operand becomes ``function`` of the others, a value of the first of ``types``."""
+def parts_of(operand) -> tuple:
+    """What is in braces or on both sides of "|"; otherwise the operand on its own."""
+    return operand if type(operand) is tuple else (operand,)
+
+
+def _of_bits(bits: int, dtype: np.dtype):
+    return np.array(bits, _STORED[dtype.itemsize]).view(dtype)[()]
+
+
+def elementwise(op: Op, types: Sequence[str], function, *, of_machine=False) -> Run:
+    """The first operand becomes ``function`` of the others, a value of the first of ``types``.
+
+    of_machine: the function wants the machine too, before them.
+    """
     if len(op.operands) != len(types):
         raise KernelError(f"{len(op.operands)} operands, {len(types)} are understood")
     put, to = op.write(op.operands[0], types[0]), TYPES[types[0]]
     reads = [op.read(*pair) for pair in zip(op.operands[1:], types[1:], strict=True)]
 
     def run(m):
-        value = function(*[read(m) for read in reads])
+        values = [read(m) for read in reads]
+        value = function(m, *values) if of_machine else function(*values)
         put(m, value if value.dtype == to else value.astype(to))
 
     return run
@@ -165,26 +158,22 @@ def _find(opcode: str):
 
 def check_known(what: Instruction) -> None:
     if not _find(what.opcode):
-        raise KernelError(f"{place(what)}: unknown instruction {what.opcode}")
+        raise KernelError(f"{what}: unknown instruction {what.opcode}")
 
 
-def decode(what: Instruction, program: Program) -> Run:
+def decode(what: Instruction) -> Run:
     """The function that runs ``what``, which is known, on a machine."""
     builder, groups = _find(what.opcode)
     try:
-        run = builder(Op(what, program), *groups)
+        run = builder(Op(what), *groups)
     except (KernelError, TypeError, ValueError, AttributeError, KeyError) as error:
-        raise KernelError(f"{place(what)}: {error}") from error
+        raise KernelError(f"{what}: {error}") from error
     if what.guard is None or what.opcode.startswith(("bra", "exit", "ret")):
         return run
-    guard = Op(what, program).read(what.guard, "pred")
+    guard = Op(what).read(what.guard, "pred")
 
     def guarded(m):
         with m.only(guard(m)):
             run(m)
 
     return guarded
-
-
-def place(what: Instruction) -> str:
-    return f"PTX line {what.line} ({what.source or 'no source'}): {what.text}"

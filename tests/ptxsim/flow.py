@@ -1,10 +1,12 @@
 """Basic blocks, and which of them every way to the end leads through: their post-dominators."""
 
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 
 from .ptx import Instruction, KernelError, Program
 
-EXIT = 1 << 30  # behind every block
+EXIT = -1  # behind every block
 
 
 @dataclass
@@ -29,9 +31,9 @@ def cut(program: Program) -> list[Block]:
         last = instructions[end - 1]
         kind, target = _ending(last), EXIT
         if kind == "bra":
-            if last.operands[0].name not in program.labels:
-                raise KernelError(f"PTX line {last.line}: no label {last.operands[0].name}")
-            target = number[program.labels[last.operands[0].name]]
+            if last.operands[0] not in program.labels:
+                raise KernelError(f"{last}: no label {last.operands[0]}")
+            target = number[program.labels[last.operands[0]]]
         blocks.append(Block(instructions[start:end], kind, target, number[end]))
     _look_ahead(blocks)
     return blocks
@@ -54,16 +56,10 @@ def _successors(block: Block) -> list[int]:
 
 
 def _look_ahead(blocks: list[Block]) -> None:
-    everything = (1 << len(blocks)) - 1
-    sets = dict.fromkeys(range(len(blocks)), everything) | {EXIT: 0}
-    changed = True
-    while changed:
-        changed = False
+    sets, before = [(1 << len(blocks)) - 1] * len(blocks) + [0], None  # the last one: EXIT
+    while sets != before:
+        before = sets.copy()
         for i in reversed(range(len(blocks))):
-            common = everything
-            for successor in _successors(blocks[i]):
-                common &= sets[successor]
-            new = common | 1 << i
-            changed, sets[i] = changed or new != sets[i], new
+            sets[i] = reduce(and_, (sets[x] for x in _successors(blocks[i]))) | 1 << i
     for i, block in enumerate(blocks):
         block.ahead = sets[i] & ~(1 << i)

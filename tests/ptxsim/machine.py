@@ -13,7 +13,7 @@ import numpy as np
 from . import access, arithmetic, conversions, cross_lane, matrix  # noqa: F401  they register themselves
 from .barriers import BlockBarriers, Mbarriers
 from .copies import Copies
-from .decode import Op, check_known, decode, place
+from .decode import Op, check_known, decode
 from .flow import EXIT, Block, cut
 from .memory import Shared, Tensors
 from .ptx import Instruction, KernelError, Program
@@ -38,8 +38,8 @@ class Code:
             block, guard = self.blocks[at], None
             last = block.instructions[-1]
             if _branches(block) and last.guard is not None:
-                guard = Op(last, self.program).read(last.guard, "pred")
-            runs = [decode(what, self.program) for what in _body(block)]
+                guard = Op(last).read(last.guard, "pred")
+            runs = [decode(what) for what in _body(block)]
             self._decoded[at] = runs, guard
         return self._decoded[at]
 
@@ -201,8 +201,9 @@ class Machine:
                 run(self)
         except KernelError as fault:
             who = ", ".join(map(self.name, np.flatnonzero(self.mask.any(1))[:4]))
-            where = place(block.instructions[step])
-            raise KernelError(f"{where}\n  {fault}\n  warps {who}, ...") from fault
+            raise KernelError(
+                f"{block.instructions[step]}\n  {fault}\n  warps {who}, ..."
+            ) from fault
         taken = self.mask if guard is None else self.mask & guard(self)
         if block.last == "exit":
             self.alive &= ~taken

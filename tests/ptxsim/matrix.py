@@ -7,8 +7,8 @@ Which lane holds what is from the PTX ISA's section on matrix fragments, where a
 import numpy as np
 
 from .conversions import E2M1_VALUES, E4M3_VALUES
-from .decode import TYPES, instruction
-from .ptx import Immediate, KernelError
+from .decode import TYPES, instruction, parts_of
+from .ptx import KernelError
 
 GROUP, THREAD = np.arange(32)[:, None] // 4, np.arange(32)[:, None] % 4
 
@@ -51,7 +51,7 @@ def rounded(sums: np.ndarray, dtype: str) -> np.ndarray:
 
 class Fragments:
     def __init__(self, op, operand, dtype: str = "u32"):
-        self.reads = [op.read(part, dtype) for part in operand.parts]
+        self.reads = [op.read(part, dtype) for part in parts_of(operand)]
 
     def __call__(self, m, warps) -> np.ndarray:
         """[warps, 32 lanes, registers]"""
@@ -60,7 +60,7 @@ class Fragments:
 
 def _multiply(op, a_type, b_type, d_type, bits, scale=None):
     d, a, b, c = op.operands[:4]
-    puts = [op.write(part, d_type) for part in d.parts]
+    puts = [op.write(part, d_type) for part in parts_of(d)]
     a, b, c = Fragments(op, a), Fragments(op, b), Fragments(op, c, d_type)
     if (len(a.reads), len(b.reads), len(c.reads), len(puts)) != (4, 2, 4, 4):
         raise KernelError("fragments of a wrong size")
@@ -127,9 +127,6 @@ def _scaled(op):
 
 
 def _selected(selector, choices: int) -> int:
-    byte, thread = selector.parts
-    if not (isinstance(byte, Immediate) and isinstance(thread, Immediate)):
-        raise KernelError("selectors of scales must be constants here")
-    if byte.bits or not 0 <= thread.bits < choices:
-        raise KernelError(f"selector {{{byte.bits}, {thread.bits}}} of scales")
-    return thread.bits
+    if selector not in [(0, thread) for thread in range(choices)]:
+        raise KernelError(f"selector {selector} of scales, constants {{0, thread}} are understood")
+    return selector[1]

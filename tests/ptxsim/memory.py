@@ -14,7 +14,7 @@ import torch
 
 from .ptx import KernelError
 
-UNWRITTEN, WRITTEN, UNDER_WAY, BARRIER = range(4)
+WRITTEN, UNWRITTEN, UNDER_WAY, BARRIER = range(4)
 _WHAT = {
     UNWRITTEN: "shared memory that nothing was written to",
     UNDER_WAY: "shared memory that a copy under way will write",
@@ -22,23 +22,10 @@ _WHAT = {
 }
 
 
-class _Rows:
+def _rows(data: np.ndarray, size: int, count: int) -> np.ndarray:
     """Bytes as rows of ``count`` elements of ``size`` bytes, for accesses of that shape."""
-
-    def __init__(self, data: np.ndarray):
-        self.data = data
-        self._shapes: dict[tuple[int, int], np.ndarray] = {}
-
-    def of(self, size: int, count: int) -> np.ndarray:
-        key = size, count
-        if key not in self._shapes:
-            whole = len(self.data) // (size * count) * (size * count)
-            self._shapes[key] = self.data[:whole].view(f"u{size}").reshape(-1, count)
-        return self._shapes[key]
-
-
-def _shift(size: int, count: int):
-    return (size * count).bit_length() - 1
+    whole = len(data) // (size * count) * (size * count)
+    return data[:whole].view(f"u{size}").reshape(-1, count)
 
 
 def _check_alignment(addresses: np.ndarray, bytes_: int) -> None:
@@ -48,27 +35,26 @@ def _check_alignment(addresses: np.ndarray, bytes_: int) -> None:
 
 
 _OURS = {"sageattention3", __name__.split(".")[0]}  # packages
-_DEPTH = 3  # of containers in containers
+_DEPTH = 2  # of containers in containers
 
 
-def _held_by(frame: FrameType) -> list[torch.Tensor]:
+def _held_by(frame: FrameType):
     """Tensors in local variables of the functions of ours that led to ``frame``."""
-    found, things = [], []
     while frame and frame.f_globals.get("__name__", "").split(".")[0] in _OURS:
-        things.extend(frame.f_locals.values())
+        yield from _tensors_in(list(frame.f_locals.values()), _DEPTH)
         frame = frame.f_back
-    for _ in range(_DEPTH):
-        found += [x for x in things if isinstance(x, torch.Tensor)]
-        inner = []
-        for x in things:
-            if isinstance(x, (tuple, list)):
-                inner.extend(x)
-            elif isinstance(x, dict):
-                inner.extend(x.values())
-            elif type(x).__module__.split(".")[0] in _OURS and hasattr(x, "__dict__"):
-                inner.extend(vars(x).values())
-        things = inner
-    return found
+
+
+def _tensors_in(things, depth: int):
+    for x in things:
+        if isinstance(x, torch.Tensor):
+            yield x
+        elif depth and isinstance(x, (tuple, list)):
+            yield from _tensors_in(x, depth - 1)
+        elif depth and isinstance(x, dict):
+            yield from _tensors_in(x.values(), depth - 1)
+        elif depth and type(x).__module__.split(".")[0] in _OURS and hasattr(x, "__dict__"):
+            yield from _tensors_in(vars(x).values(), depth - 1)
 
 
 class Tensors:
@@ -82,49 +68,46 @@ class Tensors:
         storages = [x.untyped_storage() for x in tensors]
         found = {x.data_ptr(): x.nbytes() for x in storages if x.nbytes()}
         self._starts = sorted(found)
-        self._sizes = [found[start] for start in self._starts]
-        self._rows: dict[int, _Rows] = {}
+        self._found = found
+        self._bytes: dict[int, np.ndarray] = {}
 
     def load(self, addresses: np.ndarray, size: int, count: int) -> np.ndarray:
         """[n, count] of ``size`` bytes at ``addresses`` [n] of uint64."""
         result = np.empty((len(addresses), count), f"u{size}")
-        for rows, lanes, index in self._places(addresses, size, count):
-            result[lanes] = rows[index]
+        for data, lanes, index in self._places(addresses, size * count):
+            result[lanes] = _rows(data, size, count)[index]
         return result
 
     def store(self, addresses: np.ndarray, values: np.ndarray) -> None:
-        for rows, lanes, index in self._places(addresses, values.itemsize, values.shape[1]):
-            rows[index] = values[lanes]
+        for data, lanes, index in self._places(addresses, values[0].nbytes):
+            _rows(data, values.itemsize, values.shape[1])[index] = values[lanes]
 
     def bytes_at(self, address: int, count: int) -> np.ndarray:
         """``count`` bytes, without a copy."""
-        rows, offset = self._storage(address, count)
-        return rows.data[offset : offset + count]
+        start, data = self._storage(address, count)
+        return data[address - start :][:count]
 
-    def _places(self, addresses, size: int, count: int):
-        _check_alignment(addresses, size * count)
+    def _places(self, addresses: np.ndarray, bytes_: int):
+        """(bytes of a tensor, which addresses lie in it, their rows there) of each tensor."""
+        _check_alignment(addresses, bytes_)
         rest = np.arange(len(addresses))
         while len(rest):
-            here = addresses[rest]
-            first = int(here[0])
-            rows, offset = self._storage(first, size * count)
-            start = np.uint64(first - offset)
-            end = np.uint64(len(rows.data) - size * count)
-            inside = (here >= start) & (here - start <= end)
-            lanes = rest[inside]
-            index = (addresses[lanes] - start) >> np.uint64(_shift(size, count))
-            yield rows.of(size, count), lanes, index.astype("i8")
+            start, data = self._storage(int(addresses[rest[0]]), bytes_)
+            offsets = addresses[rest] - np.uint64(start)  # huge for what lies before it
+            inside = offsets <= np.uint64(len(data) - bytes_)
+            yield data, rest[inside], (offsets[inside] // np.uint64(bytes_)).astype("i8")
             rest = rest[~inside]
 
-    def _storage(self, address: int, count: int) -> tuple[_Rows, int]:
-        i = bisect_right(self._starts, address) - 1
-        if i < 0 or address + count > self._starts[i] + self._sizes[i]:
+    def _storage(self, address: int, count: int) -> tuple[int, np.ndarray]:
+        """Where the tensor that has these bytes starts, and all of its bytes."""
+        start = self._starts[bisect_right(self._starts, address) - 1] if self._starts else 0
+        size = self._found.get(start, 0)
+        if not start <= address <= start + size - count:
             raise KernelError(f"{count} bytes at {address:#x} are in no tensor")
-        start = self._starts[i]
-        if start not in self._rows:
-            memory = (ctypes.c_uint8 * self._sizes[i]).from_address(start)
-            self._rows[start] = _Rows(np.frombuffer(memory, np.uint8))
-        return self._rows[start], address - start
+        if start not in self._bytes:
+            memory = (ctypes.c_uint8 * size).from_address(start)
+            self._bytes[start] = np.frombuffer(memory, np.uint8)
+        return start, self._bytes[start]
 
 
 class Shared:
@@ -133,8 +116,8 @@ class Shared:
     def __init__(self, blocks: int, size: int):
         self.size = size
         self.stride = -(-max(size, 1) // 128) * 128
-        self._data = _Rows(np.full(blocks * self.stride, 0xFF, np.uint8))
-        self._state = _Rows(np.full(blocks * self.stride, UNWRITTEN, np.uint8))
+        self._data = np.full(blocks * self.stride, 0xFF, np.uint8)
+        self._state = np.full(blocks * self.stride, UNWRITTEN, np.uint8)
 
     def place(self, addresses: np.ndarray, blocks: np.ndarray, bytes_: int) -> np.ndarray:
         """Indices of the first bytes at ``addresses`` [n] of each one's block [n]."""
@@ -149,43 +132,34 @@ class Shared:
         return addresses + blocks * self.stride
 
     def load(self, places: np.ndarray, size: int, count: int) -> np.ndarray:
-        index = places >> _shift(size, count)
-        states = self._state.of(size, count)[index]
-        if (states != _everywhere(WRITTEN, size)).any():
-            self._refuse(states.view(np.uint8), "read of")
-        return self._data.of(size, count)[index]
+        self._states(places, size * count, UNWRITTEN, "read of")
+        return _rows(self._data, size, count)[places // (size * count)]
 
     def store(self, places: np.ndarray, values: np.ndarray) -> None:
-        size, count = values.itemsize, values.shape[1]
-        index = places >> _shift(size, count)
-        states = self._state.of(size, count)
-        if (states[index] & _everywhere(UNDER_WAY, size)).any():
-            self._refuse(states[index].view(np.uint8), "write to")
-        states[index] = _everywhere(WRITTEN, size)
-        self._data.of(size, count)[index] = values
+        bytes_, count = values[0].nbytes, values.shape[1]
+        states, index = self._states(places, bytes_, UNDER_WAY, "write to")
+        states[index] = WRITTEN
+        _rows(self._data, values.itemsize, count)[index] = values
 
-    def expect(self, places: np.ndarray, count: int) -> None:
-        """Copies of ``count`` bytes to each of ``places`` are under way."""
-        states, index = self._state.of(1, count), places >> _shift(1, count)
-        if (states[index] >= UNDER_WAY).any():
-            self._refuse(states[index], "copy to")
+    def expect(self, places: np.ndarray, bytes_: int) -> None:
+        """Copies to each of ``places`` are under way."""
+        states, index = self._states(places, bytes_, UNDER_WAY, "copy to")
         states[index] = UNDER_WAY
 
     def arrive(self, places: np.ndarray, values: np.ndarray) -> None:
         """The end of those copies, of bytes [n, count]."""
-        index = places >> _shift(1, values.shape[1])
-        self._data.of(1, values.shape[1])[index] = values
-        self._state.of(1, values.shape[1])[index] = WRITTEN
+        index = places // values.shape[1]
+        _rows(self._data, 1, values.shape[1])[index] = values
+        _rows(self._state, 1, values.shape[1])[index] = WRITTEN
 
     def reserve(self, place: int) -> None:
         """These 8 bytes are an mbarrier from now on."""
-        self._state.data[place : place + 8] = BARRIER
+        self._state[place : place + 8] = BARRIER
 
-    def _refuse(self, states: np.ndarray, what: str) -> None:
-        bad = states.ravel()
-        bad = bad[(bad != WRITTEN) & ((what == "read of") | (bad >= UNDER_WAY))]
-        raise KernelError(f"{what} {_WHAT[int(bad[0])]}")
-
-
-def _everywhere(state: int, size: int):
-    return np.dtype(f"u{size}").type(int.from_bytes(bytes([state] * size), "little"))
+    def _states(self, places: np.ndarray, bytes_: int, least: int, what: str):
+        """States as rows of bytes, and which rows; refused where one is ``least`` or above."""
+        states, index = _rows(self._state, 1, bytes_), places // bytes_
+        refused = states[index] >= least
+        if refused.any():
+            raise KernelError(f"{what} {_WHAT[int(states[index][refused][0])]}")
+        return states, index

@@ -1,14 +1,16 @@
 """Reads PTX: one kernel's instructions with their operands, registers, shared memory and labels.
 
-Only what NVRTC writes for kernels/cuda is understood; anything else is a KernelError with its line.
+Of operands, an integer is a constant (of a floating-point number its representation) or the address
+of a variable, a string names a label or a special register, None stands for "_", and a tuple for
+what is in braces or on both sides of "|". Only what NVRTC writes for kernels/cuda is understood;
+anything else is a KernelError with its line.
 """
 
 import re
-from bisect import bisect_right
+from collections import ChainMap
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
-
-_SIZES = {"8": 1, "16": 2, "32": 4, "64": 8}
 
 
 class KernelError(Exception):
@@ -20,34 +22,13 @@ class Register(NamedTuple):
     bytes: int  # 0: a predicate
 
 
-class Immediate(NamedTuple):
-    bits: int  # of an integer its value, of a floating-point number its representation
-
-
-class Special(NamedTuple):
-    name: str  # e.g. %tid.x
-
-
-class Symbol(NamedTuple):
-    name: str  # of a parameter, a shared variable or a label
+class Negated(NamedTuple):
+    register: Register
 
 
 class Address(NamedTuple):
-    base: "Register | Symbol | Immediate"
+    base: Register | int
     offset: int
-
-
-class Vector(NamedTuple):
-    parts: tuple  # in braces; None for "_"
-
-
-class Pair(NamedTuple):
-    first: "Register | None"  # of d|p
-    second: "Register | None"
-
-
-class Negated(NamedTuple):
-    register: Register
 
 
 @dataclass(frozen=True)
@@ -59,6 +40,9 @@ class Instruction:
     source: str  # file:line of the CUDA source
     text: str
 
+    def __str__(self) -> str:
+        return f"PTX line {self.line} ({self.source or 'no source'}): {self.text}"
+
 
 @dataclass
 class Program:
@@ -66,27 +50,24 @@ class Program:
     instructions: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)  # index of the next instruction
     register_bytes: list[int] = field(default_factory=list)
-    symbols: dict[str, int] = field(default_factory=dict)  # addresses in their own space
     static_shared: int = 0
 
 
-_BLANKS = re.compile(r"(?:\s|//[^\n]*)+")
+_ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(([^)]*)\)[^{]*\{")
+_VARIABLE = r"(\.extern\s+)?\.{}\s+(?:\.align\s+(\d+)\s+)?\.[a-z](\d+)\s+([\w$]+)(?:\[(\d*)\])?"
+_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"(?:[^"]*[/\\])?([^"]*)"', re.MULTILINE)
 _TOKEN = re.compile(
-    r"""(?P<directive>\.(?:loc|file)\s[^\n]*)
+    r"""(?P<blank>(?:\s|//[^\n]*|\.(?:file|pragma|shared)\s[^\n]*)+)
+      | \.loc\s+(?P<location>\d+\s+\d+)[^\n]*
       | (?P<open>\{)
       | (?P<close>\})
       | (?P<label>[\w$]+):(?!:)
-      | (?P<statement>[^;{}]*(?:\{[^{}]*\}[^;{}]*)*);""",
+      | \.reg\s+\.(?P<registers>[^;]*);
+      | (?P<instruction>[^.;{}][^;{}]*(?:\{[^{}]*\}[^;{}]*)*);
+      | (?P<unknown>[^\n]+)""",
     re.VERBOSE,
 )
-_ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(([^)]*)\)[^{]*\{")
-_PARAMETER = re.compile(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)(?:\[(\d+)\])?")
-_SHARED = re.compile(
-    r"(\.extern\s+)?\.shared\s+(?:\.align\s+(\d+)\s+)?\.[a-z](\d+)\s+([\w$]+)(?:\[(\d*)\])?;"
-)
-_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"(?:[^"]*[/\\])?([^"]*)"', re.MULTILINE)
-_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)")
-_INSTRUCTION = re.compile(r"(?:@(!?)([\w$%]+) )?(\S+)(.*)")
+_INSTRUCTION = re.compile(r"(?:@(!?[\w$%]+) )?(\S+)(.*)")
 
 
 def parse(text: str, entry: str | None = None) -> Program:
@@ -94,121 +75,72 @@ def parse(text: str, entry: str | None = None) -> Program:
     entries = [found for found in _ENTRY.finditer(text) if entry in (None, found[1])]
     if len(entries) != 1:
         raise KernelError(f"{len(entries)} kernels named {entry}, one was wanted")
-    program = Program(entries[0][1])
-    _place_parameters(program, entries[0][2])
-    _place_shared(program, text)
-    _Body(program, text).read(entries[0].end())
+    program, variables, files = Program(entries[0][1]), {}, dict(_FILE.findall(text))
+    _place_variables("param", entries[0][2], variables)
+    program.static_shared = _place_variables("shared", text, variables)
+    scopes, source, line = ChainMap({}, variables), "", 1 + text.count("\n", 0, entries[0].end())
+    for found in _TOKEN.finditer(text, entries[0].end()):
+        kind, token = found.lastgroup, " ".join(found[found.lastgroup].split())
+        try:
+            if kind == "location":
+                file, at = token.split()
+                source = f"{files.get(file, file)}:{at}"
+            elif kind == "open":  # of inline assembly, whose labels may be those of another one too
+                inside = text[found.end() : text.index("}\n", found.end())]
+                names = re.findall(r"([\w$]+):(?!:)", inside)
+                scopes = scopes.new_child({name: f"{name}@{line}" for name in names})
+            elif kind == "close":
+                scopes = scopes.parents
+                if len(scopes.maps) == 1:
+                    break
+            elif kind == "label":
+                program.labels[scopes.get(token, token)] = len(program.instructions)
+            elif kind == "registers":
+                _declare(program, scopes, token)
+            elif kind == "instruction":
+                guard, opcode, rest = _INSTRUCTION.fullmatch(token).groups()
+                guard = guard and _operand(scopes, guard)
+                operands = tuple(_operand(scopes, part) for part in _split(rest))
+                what = Instruction(opcode, operands, guard, line, source, token)
+                program.instructions.append(what)
+            elif kind == "unknown":
+                raise KernelError(f"{token} is not understood")
+        except KernelError as fault:
+            raise KernelError(f"PTX line {line} ({source}): {fault}") from fault
+        line += found[0].count("\n")
     return program
 
 
-def _aligned(address: int, alignment: int) -> int:
-    return -(-address // alignment) * alignment
-
-
-def _place_parameters(program: Program, text: str) -> None:
+def _place_variables(space: str, text: str, variables: dict[str, int]) -> int:
+    """Give each its address, one behind the other; answers the end. External ones come last."""
     end = 0
-    for alignment, kind, name, count in _PARAMETER.findall(text):
-        size = _SIZES[kind.lstrip("bufs")]
-        program.symbols[name] = _aligned(end, int(alignment or size))
-        end = program.symbols[name] + size * int(count or 1)
-
-
-def _place_shared(program: Program, text: str) -> None:
-    end, dynamic = 0, []
-    for extern, alignment, bits, name, count in _SHARED.findall(text):
+    found = re.findall(_VARIABLE.format(space), text)
+    for extern, alignment, bits, name, count in sorted(found, key=lambda one: bool(one[0])):
         size = int(bits) // 8
-        if extern:
-            dynamic.append((int(alignment or size), name))
-            continue
-        program.symbols[name] = _aligned(end, int(alignment or size))
-        end = program.symbols[name] + size * int(count or 1)
-    for alignment, name in dynamic:
-        end = program.symbols[name] = _aligned(end, alignment)
-    program.static_shared = end
+        alignment = int(alignment or size)
+        variables[name] = -(-end // alignment) * alignment
+        end = variables[name] + size * int(count or not extern)
+    return end
 
 
-class _Body:
-    """Statements from an entry's opening brace to its closing one."""
+def _declare(program: Program, scopes: ChainMap, text: str) -> None:
+    """Registers, e.g. "b32 %r<40>" for forty of them."""
+    kind, names = text.split(" ", 1)
+    size = 0 if kind == "pred" else int(kind[1:]) // 8
+    for name, count in re.findall(r"([%\w]+)(?:<(\d+)>)?", names):
+        for one in [f"{name}{i}" for i in range(int(count))] if count else [name]:
+            scopes[one] = Register(len(program.register_bytes), size)
+            program.register_bytes.append(size)
 
-    def __init__(self, program: Program, text: str):
-        self.program = program
-        self.text = text
-        self.starts = [0, *(found.end() for found in re.finditer("\n", text))]
-        self.files = dict(_FILE.findall(text))
-        self.scopes: list[dict[str, Register | Symbol]] = [{}]  # registers, and labels in braces
-        self.source = ""
-        self.line = 0
 
-    def read(self, position: int) -> None:
-        while self.scopes:
-            blanks = _BLANKS.match(self.text, position)
-            position = blanks.end() if blanks else position
-            found = _TOKEN.match(self.text, position)
-            self.line = bisect_right(self.starts, position)
-            if not found:
-                raise KernelError(f"PTX line {self.line} is not understood")
-            position = found.end()
-            kind, text = found.lastgroup, found[found.lastgroup]
-            if kind == "directive":
-                self._locate(text)
-            elif kind == "open":
-                self._enter(position)
-            elif kind == "close":
-                self.scopes.pop()
-            elif kind == "label":
-                name = self.scopes[-1].get(text, Symbol(text)).name
-                self.program.labels[name] = len(self.program.instructions)
-            elif text.startswith("."):
-                self._declare(text)
-            else:
-                self.program.instructions.append(self._instruction(text))
-
-    def _enter(self, position: int) -> None:
-        """A scope of inline assembly; its labels may be those of another scope too."""
-        inside = self.text[position : self.text.index("}\n", position)]
-        names = re.findall(r"([\w$]+):(?!:)", inside)
-        self.scopes.append({name: Symbol(f"{name}@{position}") for name in names})
-
-    def _locate(self, directive: str) -> None:
-        found = _LOC.match(directive)
+def _operand(scopes: ChainMap, text: str):
+    if text in scopes:
+        return scopes[text]
+    for pattern, make in _OPERANDS:
+        found = pattern.fullmatch(text)
         if found:
-            self.source = f"{self.files.get(found[1], found[1])}:{found[2]}"
-
-    def _declare(self, statement: str) -> None:
-        kind, *rest = statement.split(None, 2)
-        if kind in (".pragma", ".shared"):
-            return
-        if kind != ".reg":
-            raise KernelError(f"PTX line {self.line}: unknown declaration {statement}")
-        size = 0 if rest[0] == ".pred" else _SIZES[rest[0][2:]]
-        for name in rest[1].replace(" ", "").split(","):
-            found = re.fullmatch(r"(%?\w+)<(\d+)>", name)
-            for one in [f"{found[1]}{i}" for i in range(int(found[2]))] if found else [name]:
-                self.scopes[-1][one] = Register(len(self.program.register_bytes), size)
-                self.program.register_bytes.append(size)
-
-    def _instruction(self, statement: str) -> Instruction:
-        text = " ".join(statement.split())
-        sign, guard, opcode, rest = _INSTRUCTION.fullmatch(text).groups()
-        if guard:
-            guard = self._operand(sign + guard)
-        operands = tuple(self._operand(part) for part in _split(rest))
-        return Instruction(opcode, operands, guard, self.line, self.source, text)
-
-    def _operand(self, text: str):
-        for scope in reversed(self.scopes):
-            if text in scope:
-                return scope[text]
-        for pattern, make in _OPERANDS:
-            found = pattern.fullmatch(text)
-            if found:
-                return make(self._operand, *found.groups())
-        raise KernelError(f"PTX line {self.line}: operand {text} is not understood")
-
-
-def _address(operand, base: str, sign: str | None, offset: str | None) -> Address:
-    step = int(offset or "0", 0)
-    return Address(operand(base), -step if sign == "-" else step)
+            return make(partial(_operand, scopes), *found.groups())
+    raise KernelError(f"operand {text} is not understood")
 
 
 # What operands look like, and what makes them of the pattern's groups; the first is for parts.
@@ -216,20 +148,21 @@ _OPERANDS = [
     (re.compile(pattern), make)
     for pattern, make in (
         ("_", lambda operand: None),
-        (r"\{(.*)\}", lambda operand, x: Vector(tuple(map(operand, _split(x))))),
-        (r"\[([^+\s]+?)\s*(?:([+-])\s*(-?\w+))?\]", _address),
-        (r"(.*\S)\s*\|\s*(.*)", lambda operand, x, y: Pair(operand(x), operand(y))),
+        (r"\{(.*)\}", lambda operand, x: tuple(map(operand, _split(x)))),
+        (
+            r"\[([^+\s]+?)\s*(?:\+\s*(-?\w+))?\]",
+            lambda operand, base, offset: Address(operand(base), int(offset or "0", 0)),
+        ),
+        (r"(.*\S)\s*\|\s*(.*)", lambda operand, x, y: (operand(x), operand(y))),
         ("!(.*)", lambda operand, x: Negated(operand(x))),
-        ("(%.*)", lambda operand, x: Special(x)),
-        ("0[fFdD]([0-9a-fA-F]+)", lambda operand, x: Immediate(int(x, 16))),
-        (r"(-?(?:0[xX][0-9a-fA-F]+|\d+))U?", lambda operand, x: Immediate(int(x, 0))),
-        (r"([\w$]+)", lambda operand, x: Symbol(x)),
+        ("0[fFdD]([0-9a-fA-F]+)", lambda operand, x: int(x, 16)),
+        (r"(-?(?:0[xX][0-9a-fA-F]+|\d+))U?", lambda operand, x: int(x, 0)),
+        (r"(%?[\w$.]+)", lambda operand, x: x),
     )
 ]
 
 
 def _split(text: str) -> list[str]:
     """At commas outside of braces and brackets."""
-    return [
-        part.strip() for part in re.findall(r"(?:\{[^}]*\}|\[[^\]]*\]|[^,])+", text) if part.strip()
-    ]
+    parts = re.findall(r"(?:\{[^}]*\}|\[[^\]]*\]|[^,])+", text)
+    return [part.strip() for part in parts if part.strip()]

@@ -142,3 +142,17 @@ def test_faults_are_found(use, fault):
     simulator = use(Simulator(90, edit=("sm90_int8_attention.cu", *FAULTS[fault])))
     with pytest.raises((AssertionError, KernelError)):
         check_long_and_short(simulator)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "other", "message"),
+    [
+        ("sm90_int8_attention.cu", "publish_to_wgmma();", "", "no proxy fence"),
+        ("sm90_int8_attention.cu", "wgmma_begin();", "", r"no wgmma\.fence"),
+        ("wgmma.cuh", "wgmma_commit();\n  wgmma_wait", "wgmma_wait", "rel_l1="),
+    ],
+)
+def test_a_missing_fence_or_commit_is_found(use, file, text, other, message):
+    simulator = use(Simulator(90, edit=(file, text, other)))
+    with pytest.raises((AssertionError, KernelError), match=message):
+        check_long_and_short(simulator)

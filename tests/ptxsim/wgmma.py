@@ -8,9 +8,9 @@ group, so that whoever reads it too early is found out.
 import numpy as np
 
 from .access import load_rows
-from .decode import TYPES, instruction
+from .decode import TYPES, instruction, parts_of
 from .matrix import GROUP, THREAD, Fragments, elements, layout, rounded
-from .ptx import Immediate, KernelError, Vector
+from .ptx import KernelError
 
 _NOISE = np.uint32(0x7FC0DEAD)  # a NaN, or a large integer
 
@@ -23,6 +23,7 @@ class Products:
         self._values: dict[int, np.ndarray] = {}  # by register, [warps, 32]
         self._group: dict[int, np.ndarray] = {}  # [warps], -1: nothing is under way
         self._committed = np.zeros(machine.shape[0], "i8")
+        self.fenced = np.zeros(machine.shape[0], bool)  # since their last wait
 
     def read(self, index: int, warps: np.ndarray) -> np.ndarray:
         now = self._m.registers[index][warps]
@@ -45,6 +46,7 @@ class Products:
         self._committed[warps] += 1
 
     def wait(self, warps: np.ndarray, pending: int) -> None:
+        self.fenced[warps] = False
         waits = np.zeros(self._m.shape[0], bool)
         waits[warps] = True
         for index, group in self._group.items():
@@ -85,7 +87,7 @@ def _fetch(m, warps, read, rows, units, transposed):
     address = start + leading * (units >> bits) + stride * (rows // 8)
     address = address + (((rows % 8) << bits) + (units & (1 << bits) - 1)) * 16
     address ^= (address >> 7 & (1 << bits) - 1) << 4
-    return load_rows(m, warps, address)
+    return load_rows(m, warps, address, by_proxy=True)
 
 
 def _in_shared(op, operand, dtype, rows, k, transposed, by_warp):
@@ -135,8 +137,8 @@ def _product(op, n, k, d_type, a_type, b_type):
     if n % 8 or not 8 <= n <= 256 or (d_type == "s32" and n % 16 and n not in (8, 24)):
         raise KernelError(f"products of {n} columns do not exist")
     d, a, b, adds, *more = op.operands
-    a_in_registers = isinstance(a, Vector)
-    choices = [x.bits for x in more if isinstance(x, Immediate)]
+    a_in_registers = parts_of(a) is a
+    choices = [x for x in more if isinstance(x, int)]
     if len(choices) != 2 * signs + transposable * (2 - a_in_registers):
         raise KernelError("signs and transpositions are not as many as this product has")
     sign = np.prod(choices[:2]) if signs else 1
@@ -147,7 +149,7 @@ def _product(op, n, k, d_type, a_type, b_type):
         else _in_shared(op, a, a_type, 16, k, transposed_a, True)
     )
     b = _in_shared(op, b, b_type, n, k, transposed_b, False)
-    adds, indices = op.read(adds, "pred"), [part.index for part in d.parts]
+    adds, indices = op.read(adds, "pred"), [part.index for part in parts_of(d)]
     if len(indices) != n // 2:
         raise KernelError("fragments of a wrong size")
     i = np.arange(n // 2)[:, None]
@@ -157,6 +159,8 @@ def _product(op, n, k, d_type, a_type, b_type):
         warps = m.whole_warps()
         if not len(warps):
             return
+        if not m.products.fenced[warps].all():
+            raise KernelError("no wgmma.fence since the last wait, whose registers may be in use")
         x, y = a(m, warps).astype("f8"), b(m, warps).astype("f8")
         added = np.broadcast_to(adds(m), m.shape)[warps][:, None]
         before = np.stack([m.products.read(index, warps) for index in indices], 1)
@@ -170,7 +174,10 @@ def _product(op, n, k, d_type, a_type, b_type):
 
 @instruction(r"wgmma\.fence\.sync\.aligned")
 def _fence(op):
-    return lambda m: None
+    def run(m):
+        m.products.fenced[m.whole_warps()] = True
+
+    return run
 
 
 @instruction(r"wgmma\.commit_group\.sync\.aligned")
@@ -180,5 +187,5 @@ def _commit(op):
 
 @instruction(r"wgmma\.wait_group\.sync\.aligned")
 def _wait(op):
-    pending = op.operands[0].bits
+    pending = op.operands[0]
     return lambda m: m.products.wait(m.whole_warps(), pending)
