@@ -108,7 +108,7 @@ def nvfp4_oracle(x, tensor_scale):
     for row in range(x.shape[0]):
         for start in range(0, x.shape[1], 16):
             block = x[row, start : start + 16] / tensor_scale
-            # A subnormal tensor scale may be rounded far down; the conversion itself gives NaN then.
+            # A subnormal tensor scale may be rounded far down, and the conversion then gives NaN.
             scale = np.minimum(np.abs(block).max() / np.float32(6), np.float32(448))
             scale = scale.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
             if scale:
