@@ -65,14 +65,9 @@ def _copy(target, source, size):
     return lambda m: m.copies.begin(m.active(target(m)), m.active(source(m)), size)
 
 
-@instruction(r"cp\.async\.commit_group")
-def _commit():
-    return lambda m: m.copies.commit()
-
-
-@instruction(r"cp\.async\.(?:wait_group|wait_all)")
-def _wait(pending=-1):
-    return lambda m: m.copies.wait(pending)
+@instruction(r"cp\.async\.(commit_group|wait_group|wait_all)")
+def _order(step, *pending):
+    return lambda m: getattr(m.copies, step)(*pending)
 
 
 by_lane(

@@ -23,23 +23,15 @@ def _shifted(shift, a, amount):
     return shift(a, np.minimum(amount, 255).astype(a.dtype))
 
 
-def _bytes_of(*words):
-    """[..., bytes] of words beside each other."""
-    words = np.stack(np.broadcast_arrays(*words), -1)
-    return words.view(f"{words.dtype.kind}1")
-
-
 def _permuted(a, b, choices):
     choices = np.asarray(choices)[..., None] >> np.arange(0, 16, 4, dtype="u4")
-    bytes_ = _bytes_of(a, b)
-    index = np.broadcast_to(choices & 7, (*bytes_.shape[:-1], 4))
-    chosen = np.take_along_axis(bytes_, index, -1)
-    signs = (chosen >> 7) * np.uint8(255)
-    return np.where(choices & 8, signs, chosen).view("u4")[..., 0]
+    both = b.astype("u8") << np.uint64(32) | a
+    chosen = (both[..., None] >> (choices & 7) * 8).astype("u1")
+    return np.where(choices & 8, (chosen >> 7) * np.uint8(255), chosen).view("u4")[..., 0]
 
 
 def _dot_of_bytes(a, b, c):
-    a, b = (_bytes_of(x).astype("i4") for x in (a, b))
+    a, b = (np.array(x)[..., None].view(f"{x.dtype.kind}1").astype("i4") for x in (a, b))
     return (a * b).sum(-1, dtype="i4").view("u4") + c
 
 

@@ -36,7 +36,9 @@ class BlockBarriers:
             raise KernelError(f"barrier {number} for {threads} threads: 0 to 15, for whole warps")
         for warp in np.flatnonzero(m.mask.any(1)):
             if (m.mask[warp] != m.alive[warp]).any():
-                raise KernelError(f"only part of warp {m.name(warp)} arrives at barrier {number}")
+                raise KernelError(
+                    f"only part of warp {warp % m.per_block} arrives at barrier {number}"
+                )
             key = warp // m.per_block, number
             meeting = self._meetings.setdefault(key, _Meeting(threads, combine))
             if (meeting.threads, meeting.combine) != (threads, combine):
@@ -154,7 +156,7 @@ class Mbarriers:
 
 
 def _arrive_behind_copies(m, warp, address):
-    m.copies.wait(-1)
+    m.copies.wait_all()
     m.mbarriers.arrive(warp, address)
 
 

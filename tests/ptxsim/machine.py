@@ -113,8 +113,10 @@ class Machine:
     def wake(self, block: int) -> None:
         self.asleep[block * self.per_block : (block + 1) * self.per_block] = False
 
-    def name(self, warp: int) -> str:
-        return f"{warp % self.per_block} of block {self._first + warp // self.per_block}"
+    def names(self, warps: np.ndarray) -> str:
+        """Some of ``warps`` [warps] of bool."""
+        numbers = (divmod(warp, self.per_block) for warp in np.flatnonzero(warps)[:4])
+        return ", ".join(f"warp {warp} of block {self._first + block}" for block, warp in numbers)
 
     # -------------------------------------------------------------------------------------- running
     def run(self) -> None:
@@ -127,14 +129,11 @@ class Machine:
                 elif self.copies.pending:
                     self.copies.finish_one(0)
                 else:
-                    raise KernelError(f"the warps wait for each other: {self._places(there)}")
-
-    def _places(self, warps: np.ndarray) -> str:
-        seen = {}
-        for one in np.flatnonzero(warps):
-            at = self._code.blocks[self._next[one]].instructions[0]
-            seen.setdefault(f"{at.line} ({at.source})", []).append(self.name(one))
-        return "; ".join(f"before PTX line {line}: {names[:4]}" for line, names in seen.items())
+                    stuck = [
+                        (self._next == at, self._code.blocks[at]) for at in {*self._next[there]}
+                    ]
+                    places = [f"{self.names(x)} before {y.instructions[0]}" for x, y in stuck]
+                    raise KernelError(f"the warps wait for each other: {'; '.join(places)}")
 
     def _step(self, chosen: np.ndarray) -> None:
         """Run the block at which the ``chosen`` warps are."""
@@ -146,8 +145,7 @@ class Machine:
             for what, run in self._code.steps[at]:  # noqa: B007
                 run(self)
         except KernelError as fault:
-            who = ", ".join(map(self.name, np.flatnonzero(self.mask.any(1))[:4]))
-            raise KernelError(f"{what}\n  {fault}\n  warps {who}, ...") from fault
+            raise KernelError(f"{what}\n  {fault}\n  {self.names(self.mask.any(1))}") from fault
         self._leave(block, chosen)
 
     def _leave(self, block: Block, chosen: np.ndarray) -> None:
@@ -169,8 +167,7 @@ class _Scheduler:
     def __init__(self, seed: int, per_block: int, warps: int):
         self._random = random.Random(seed) if seed else None
         self._warp = np.arange(warps) % per_block  # of its block; blocks of threads keep in step
-        self._per_block = per_block
-        self._steps = 0
+        self._steps = 0  # to go with the warps that are favoured now
         self._end_share = self._random.choice((0, 0.02, 0.3, 1)) if seed else 0
 
     def choose(self, ready: np.ndarray, at: np.ndarray) -> np.ndarray:
@@ -179,8 +176,8 @@ class _Scheduler:
             if self._steps == 0:
                 self._steps = self._random.randint(1, 30)
                 share = self._random.choice((0.1, 0.5, 0.9))
-                favoured = [self._random.random() < share for _ in range(self._per_block)]
-                self._favoured = np.array(favoured)[self._warp]
+                self._favoured = np.array([self._random.random() < share for _ in self._warp])
+                self._favoured = self._favoured[self._warp]
             self._steps -= 1
             if (ready & self._favoured).any():
                 ready = ready & self._favoured
@@ -188,7 +185,7 @@ class _Scheduler:
                 return ready & (at == at[self._random.choice(np.flatnonzero(ready))])
         return ready & (at == at[ready].min())
 
-    def pick(self, blocks: list[int]) -> int:
+    def pick(self, blocks: set[int]) -> int:
         return self._random.choice(sorted(blocks)) if self._random else min(blocks)
 
     def end_some(self, copies: Copies) -> None:

@@ -40,10 +40,13 @@ class Products:
         self._m.registers[index] = self._m.registers[index].copy()
         self._m.registers[index][warps] = values
 
-    def commit(self, warps: np.ndarray) -> None:
+    def fence(self, warps: np.ndarray) -> None:
+        self.fenced[warps] = True
+
+    def commit_group(self, warps: np.ndarray) -> None:
         self._committed[warps] += 1
 
-    def wait(self, warps: np.ndarray, pending: int) -> None:
+    def wait_group(self, warps: np.ndarray, pending: int) -> None:
         self.fenced[warps] = False
         for index, group in self._group.items():
             mine = group[warps]
@@ -148,19 +151,6 @@ def _product(n, k, d_type, a_type, b_type, d, a, b, adds, *more):
     return run
 
 
-@instruction(r"wgmma\.fence\.sync\.aligned")
-def _fence():
-    def run(m):
-        m.products.fenced[m.whole_warps()] = True
-
-    return run
-
-
-@instruction(r"wgmma\.commit_group\.sync\.aligned")
-def _commit():
-    return lambda m: m.products.commit(m.whole_warps())
-
-
-@instruction(r"wgmma\.wait_group\.sync\.aligned")
-def _wait(pending):
-    return lambda m: m.products.wait(m.whole_warps(), pending)
+@instruction(r"wgmma\.(fence|commit_group|wait_group)\.sync\.aligned")
+def _order(step, *pending):
+    return lambda m: getattr(m.products, step)(m.whole_warps(), *pending)
