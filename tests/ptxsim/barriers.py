@@ -14,7 +14,7 @@ _MOST_ARRIVALS = 2**20 - 1
 @dataclass
 class _Meeting:
     threads: int  # that it is for
-    combine: str | None
+    combine: str | None  # what becomes of the votes
     arrived: int = 0  # threads
     votes: list[bool] = field(default_factory=list)  # of threads
     waiting: dict = field(default_factory=dict)  # what puts the result, of each warp that waits
@@ -29,24 +29,22 @@ class BlockBarriers:
         self._m = machine
         self._meetings: dict[tuple[int, int], _Meeting] = {}  # by block and number
 
-    def arrive(self, number, threads, wait, combine, put, votes) -> None:
-        """By the active warps; ``votes`` [warps, 32] are combined, and then ``put``."""
+    def arrive(self, numbers, threads, wait, combine, put, votes) -> None:
+        """By the active warps; of ``votes`` [warps, 32] something is ``put``."""
         m, threads = self._m, threads or 32 * self._m.per_block
-        if number > 15 or threads % 32:
-            raise KernelError(f"barrier {number} for {threads} threads: 0 to 15, for whole warps")
         for warp in np.flatnonzero(m.mask.any(1)):
-            if (m.mask[warp] != m.alive[warp]).any():
-                raise KernelError(
-                    f"only part of warp {warp % m.per_block} arrives at barrier {number}"
-                )
+            number, *others = np.unique(numbers[warp][m.mask[warp]])
+            if others or (m.mask[warp] != m.alive[warp]).any():
+                raise KernelError(f"only part of warp {warp % m.per_block} arrives at a barrier")
+            if number > 15 or threads % 32:
+                raise KernelError(f"barrier {number} for {threads} threads: < 16, for whole warps")
             key = warp // m.per_block, number
             meeting = self._meetings.setdefault(key, _Meeting(threads, combine))
             if (meeting.threads, meeting.combine) != (threads, combine):
                 raise KernelError(f"barrier {number} is used in two ways at once")
             meeting.known = np.maximum(meeting.known, m.races.release(warp))
             meeting.arrived += 32
-            if combine:
-                meeting.votes.extend(votes[warp][m.mask[warp]])
+            meeting.votes.extend(votes[warp][m.mask[warp]])
             if wait:
                 meeting.waiting[warp] = put
                 m.waiting[warp] = True
@@ -59,23 +57,19 @@ class BlockBarriers:
         m, warps = self._m, list(meeting.waiting)
         m.waiting[warps] = False
         m.races.acquire(warps, meeting.known)
-        for warp, put in meeting.waiting.items():
-            if put:
-                with m.exactly(m.alive & (m.warp_of_lane == warp)):
-                    put(m, _COMBINED[meeting.combine](meeting.votes))
+        for warp, put in meeting.waiting.items() if meeting.combine else ():
+            with m.exactly(m.alive & (m.warp_of_lane == warp)):
+                put(m, _COMBINED[meeting.combine](meeting.votes))
 
 
-def _arrival(number, threads, wait=True, combine=None, put=None, vote=None):
-    number = read(number, "u32")
+def _arrival(number, threads, wait=True, combine=None, d=None, dtype="pred", vote=1):
+    number, put, vote = read(number, "u32"), write(d, dtype), read(vote, "pred")
     if not isinstance(threads, int | None):
         raise KernelError("the size of a barrier must be a constant here")
 
     def run(m):
-        numbers = np.broadcast_to(number(m), m.shape)
-        votes = np.broadcast_to(vote(m), m.shape) if vote else None
-        for one in np.unique(numbers[m.mask]):
-            with m.only(numbers == one):
-                m.barriers.arrive(int(one), threads, wait, combine, put, votes)
+        numbers, votes = (np.broadcast_to(x(m), m.shape) for x in (number, vote))
+        m.barriers.arrive(numbers, threads, wait, combine, put, votes)
 
     return run
 
@@ -85,14 +79,13 @@ _BARRIER = r"bar(?:rier)?(?:\.cta)?"
 
 @instruction(_BARRIER + r"\.(sync|arrive)(?:\.aligned)?")
 def _barrier(kind, number, threads=None):
-    return _arrival(number, threads, kind == "sync")
+    return _arrival(number, threads, wait=kind == "sync")
 
 
 @instruction(_BARRIER + r"\.red\.(popc|and|or)(?:\.aligned)?\.(u32|pred)")
 def _reduction(combine, dtype, d, number, *rest):
-    *threads, vote = rest
-    put, vote = write(d, dtype), read(vote, "pred")
-    return _arrival(number, *(threads or [None]), True, combine, put, vote)
+    threads, vote = (None, *rest)[-2:]
+    return _arrival(number, threads, combine=combine, d=d, dtype=dtype, vote=vote)
 
 
 # ---------------------------------------------------------------------------------------- mbarriers

@@ -186,7 +186,7 @@ def decode(what: Instruction) -> Run:
         raise KernelError(f"{what}: {error}") from error
 
     def guarded(m):
-        with m.only(guard(m)):
+        with m.exactly(m.mask & guard(m)):
             if m.mask.any():
                 run(m)
 

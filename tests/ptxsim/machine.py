@@ -5,7 +5,6 @@ first, and when asynchronous copies end. Seed 0 keeps warps in step and ends cop
 """
 
 import contextlib
-import random
 from typing import NamedTuple
 
 import numpy as np
@@ -77,18 +76,15 @@ class Machine:
         return self._at != EXIT
 
     def _set_mask(self, mask: np.ndarray) -> None:
-        """Which lanes are active."""
         self.mask, self.everyone = mask, bool(mask.all())
 
     @contextlib.contextmanager
     def exactly(self, mask: np.ndarray):
+        """In what follows, these lanes are active."""
         before = self.mask
         self._set_mask(mask)
         yield
         self._set_mask(before)
-
-    def only(self, condition: np.ndarray):
-        return self.exactly(self.mask & condition)
 
     def whole_warps(self) -> np.ndarray:
         """The active warps, for what all lanes must do together."""
@@ -165,7 +161,7 @@ class Machine:
 
 class _Scheduler:
     def __init__(self, seed: int, per_block: int, warps: int):
-        self._random = random.Random(seed) if seed else None
+        self._random = np.random.default_rng(seed) if seed else None
         self._warp = np.arange(warps) % per_block  # of its block; blocks of threads keep in step
         self._steps = 0  # to go with the warps that are favoured now
         self._end_share = self._random.choice((0, 0.02, 0.3, 1)) if seed else 0
@@ -174,10 +170,9 @@ class _Scheduler:
         """Warps at one place, out of those that are ready."""
         if self._random:
             if self._steps == 0:
-                self._steps = self._random.randint(1, 30)
+                self._steps = self._random.integers(1, 31)
                 share = self._random.choice((0.1, 0.5, 0.9))
-                self._favoured = np.array([self._random.random() < share for _ in self._warp])
-                self._favoured = self._favoured[self._warp]
+                self._favoured = (self._random.random(32) < share)[self._warp]
             self._steps -= 1
             if (ready & self._favoured).any():
                 ready = ready & self._favoured
@@ -190,4 +185,4 @@ class _Scheduler:
 
     def end_some(self, copies: Copies) -> None:
         if self._random and copies.pending and self._random.random() < self._end_share:
-            copies.finish_one(self._random.randrange(len(copies.pending)))
+            copies.finish_one(self._random.integers(len(copies.pending)))

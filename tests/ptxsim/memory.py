@@ -122,39 +122,35 @@ class Shared:
 
     def load(self, warps, addresses, size: int, count: int, by_proxy=False) -> np.ndarray:
         """[n, count] of ``size`` bytes."""
-        places = self.place(warps, addresses, size * count)
-        self.races.read(warps, places, size * count, by_proxy)
-        self._states(places, size * count, UNWRITTEN, "read of")
+        places = self._touch("read of", warps, addresses, size * count, by_proxy)
         return _rows(self._data, size, count)[places // (size * count)]
 
     def store(self, warps, addresses, values: np.ndarray) -> None:
-        bytes_ = values[0].nbytes
-        places = self.place(warps, addresses, bytes_)
-        self.races.write(warps, places, bytes_)
-        self._states(places, bytes_, UNDER_WAY, "write to")
-        self.fill(places, values)
+        self.fill(self._touch("write to", warps, addresses, values[0].nbytes), values)
 
     def begin_copy(self, warps, addresses, bytes_: int, by_proxy=False) -> np.ndarray:
         """Copies are under way; answers where to, for ``fill`` to end them."""
+        places = self._touch("copy to", warps, addresses, bytes_, by_proxy)
+        _rows(self._state, 1, bytes_)[places // bytes_] = UNDER_WAY
+        return places
+
+    def _touch(self, what: str, warps, addresses, bytes_: int, by_proxy=False) -> np.ndarray:
+        """The places of an access, if it is allowed."""
+        access, least = self.races.write, UNDER_WAY  # the least state that is refused
+        if what == "read of":
+            access, least = self.races.read, UNWRITTEN
         places = self.place(warps, addresses, bytes_)
-        self.races.write(warps, places, bytes_, by_proxy)
-        states, index = self._states(places, bytes_, UNDER_WAY, "copy to")
-        states[index] = UNDER_WAY
+        access(warps, places, bytes_, by_proxy)
+        states = _rows(self._state, 1, bytes_)[places // bytes_]
+        if (states >= least).any():
+            raise KernelError(f"{what} {_WHAT[int(states[states >= least][0])]}")
         return places
 
     def fill(self, places: np.ndarray, values: np.ndarray) -> None:
-        count, index = values.shape[1], places // (values.itemsize * values.shape[1])
-        _rows(self._data, values.itemsize, count)[index] = values
-        _rows(self._state, 1, values.itemsize * count)[index] = WRITTEN
+        count, bytes_ = values.shape[1], values.itemsize * values.shape[1]
+        _rows(self._data, values.itemsize, count)[places // bytes_] = values
+        _rows(self._state, 1, bytes_)[places // bytes_] = WRITTEN
 
     def reserve(self, place: int) -> None:
         """These 8 bytes are an mbarrier from now on."""
         self._state[place : place + 8] = BARRIER
-
-    def _states(self, places: np.ndarray, bytes_: int, least: int, what: str):
-        """States as rows of bytes, and which rows; refused where one is ``least`` or above."""
-        states, index = _rows(self._state, 1, bytes_), places // bytes_
-        refused = states[index] >= least
-        if refused.any():
-            raise KernelError(f"{what} {_WHAT[int(states[index][refused][0])]}")
-        return states, index
