@@ -1,10 +1,11 @@
 """Arithmetic, logic, comparisons and moves. NaNs are NaN; their payloads are not modelled."""
 
+import operator
 from functools import partial
 
 import numpy as np
 
-from .decode import TYPES, elementwise, instruction, lanewise, parts_of
+from .decode import TYPES, instruction, lanewise, parts_of, read, write
 from .ptx import KernelError
 
 _SMALLEST_NORMAL = np.float32(2.0**-126)
@@ -12,43 +13,25 @@ _SMALLEST_NORMAL = np.float32(2.0**-126)
 
 # ---------------------------------------------------------------------------------------- integers
 def _product(a, b):
-    """With twice the bits."""
-    return np.multiply(a, b, dtype=f"{a.dtype.kind}{2 * a.dtype.itemsize}")
-
-
-def _high(a, b):
-    return _product(a, b) >> 8 * a.dtype.itemsize
-
-
-def _high_of_64(a, b):
-    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
-    a, a_low, b, b_low = a >> half, a & low, b >> half, b & low
-    middle = a * b_low + (a_low * b_low >> half)
-    return a * b + (middle >> half) + (a_low * b + (middle & low) >> half)
+    """With twice the bits; of 64 in Python's integers."""
+    size = a.dtype.itemsize
+    return np.multiply(a, b, dtype=object if size == 8 else f"{a.dtype.kind}{2 * size}")
 
 
 def _shifted(shift, a, amount):
-    """Shifts of more than all bits shift all of them out."""
-    most = 8 * a.dtype.itemsize - 1
-    result = shift(a, np.minimum(amount, most).astype(a.dtype))
-    return result if a.dtype.kind == "i" else np.where(amount > most, a.dtype.type(0), result)
+    """NumPy shifts all bits out as PTX does, by amounts that are positive in the type of ``a``."""
+    return shift(a, np.minimum(amount, 255).astype(a.dtype))
 
 
 def _permuted(a, b, choices):
+    choices = np.asarray(choices)[..., None] >> np.arange(0, 16, 4, dtype="u4")
     both = b.astype("u8") << np.uint64(32) | a
-    result = np.uint32(0)
-    for i in range(4):
-        choice = (choices >> np.uint32(4 * i)) & np.uint32(15)
-        byte = (both >> ((choice & 7) * 8).astype("u8")).astype("u4") & np.uint32(255)
-        sign = np.where(byte & 128, np.uint32(255), np.uint32(0))
-        result = result | np.where(choice & 8, sign, byte) << np.uint32(8 * i)
-    return result
+    chosen = (both[..., None] >> (choices & 7) * 8).astype("u1")
+    return np.where(choices & 8, (chosen >> 7) * np.uint8(255), chosen).view("u4")[..., 0]
 
 
 def _dot_of_bytes(a, b, c):
-    a, b = (
-        np.ascontiguousarray(x)[..., None].view(f"{x.dtype.kind}1").astype("i4") for x in (a, b)
-    )
+    a, b = (np.array(x)[..., None].view(f"{x.dtype.kind}1").astype("i4") for x in (a, b))
     return (a * b).sum(-1, dtype="i4").view("u4") + c
 
 
@@ -70,20 +53,17 @@ _INTEGER = {
     "not": np.invert,
     "neg": np.negative,
     "abs": np.abs,
-    "min.relu": lambda a, b: np.maximum(np.minimum(a, b), 0),
-    "max.relu": lambda a, b: np.maximum(np.maximum(a, b), 0),
     "shl": partial(_shifted, np.left_shift),
     "shr": partial(_shifted, np.right_shift),
 }
 lanewise(r"(add|sub|mul\.lo|and|or|xor|min|max)\.([bus]\d+|pred)", "1 1 1", _INTEGER)
-lanewise(r"((?:min|max)\.relu)\.(s32)", "1 1 1", _INTEGER)
 lanewise(r"(not|neg|abs)\.([bs]\d+|pred)", "1 1", _INTEGER)
 lanewise(r"(shl|shr)\.([bus](?:16|32|64))", "1 1 u32", _INTEGER)
+lanewise(r"max\.relu\.s32", "s32 s32 s32", lambda a, b: np.maximum(np.maximum(a, b), 0))
 lanewise(r"mul\.wide\.([us](?:16|32))", "+0 0 0", _product)
 lanewise(r"mad\.wide\.([us](?:16|32))", "+0 0 0 +0", lambda a, b, c: _product(a, b) + c)
 lanewise(r"mad\.lo\.([us]\d+)", "0 0 0 0", lambda a, b, c: a * b + c)
-lanewise(r"mul\.hi\.([us](?:16|32))", "0 0 0", _high)
-lanewise(r"mul\.hi\.u64", "u64 u64 u64", _high_of_64)
+lanewise(r"mul\.hi\.([us]\d+)", "0 0 0", lambda a, b: _product(a, b) >> 8 * a.dtype.itemsize)
 lanewise(r"prmt\.b32", "u32 u32 u32 u32", _permuted)
 lanewise(r"dp4a\.([us]32)\.([us]32)", "u32 0 1 u32", _dot_of_bytes)
 lanewise(r"popc\.b32", "u32 u32", np.bitwise_count)
@@ -91,14 +71,17 @@ lanewise(r"bfi\.b32", "u32 u32 u32 u32 u32", _inserted)
 
 
 @instruction(r"(div|rem)\.([us]\d+)")
-def _divide(op, name, dtype):
-    def run(m, a, b):
-        if (m.mask & (b == 0)).any():
-            raise KernelError("division by zero")
-        rest = np.fmod(a, b)  # has the sign of a, as in PTX
-        return rest if name == "rem" else (a - rest) // b
+def _divide(name, dtype, d, a, b):
+    put, a, b = write(d, dtype), read(a, dtype), read(b, dtype)
 
-    return elementwise(op, (dtype, dtype, dtype), run, of_machine=True)
+    def run(m):
+        x, y = a(m), b(m)
+        if (m.mask & (y == 0)).any():
+            raise KernelError("division by zero")
+        rest = np.fmod(x, y)  # has the sign of x, as in PTX
+        put(m, rest if name == "rem" else (x - rest) // y)
+
+    return run
 
 
 # ---------------------------------------------------------------------------------- floating point
@@ -138,19 +121,14 @@ def _approximate(exact, a):
     return _flushed(exact(_flushed(a).astype("f8")).astype("f4"))
 
 
-def _in_halves(dtype: str, function):
+def _in_halves(dtype, function):
     """``function`` of both halves of words."""
 
     def run(*words):
-        words = (np.ascontiguousarray(x) for x in np.broadcast_arrays(*words))
-        return np.asarray(function(*(x.view(TYPES[dtype]) for x in words))).view("u4")
+        halves = np.stack(np.broadcast_arrays(*words))[..., None].view(dtype)
+        return function(*halves).astype(dtype, copy=False).view("u4")[..., 0]
 
     return run
-
-
-def _fused_halves(a, b, c):
-    # FP64 holds product and sum wherever they are near a tie of FP16.
-    return (a.astype("f8") * b + c).astype("f2")
 
 
 _FLOAT = {
@@ -178,22 +156,17 @@ lanewise(r"((?:ex2|lg2|rcp)\.approx)\.ftz\.f32", "f32 f32", _FLOAT)
 lanewise(r"fma\.rn\.f32", "f32 f32 f32 f32", fused)
 lanewise(r"copysign\.f32", "f32 f32 f32", lambda sign, x: np.copysign(x, sign))
 for _type in ("f16", "bf16"):
-    _halves = {name: _in_halves(_type, function) for name, function in _FLOAT.items()}
+    _halves = {name: _in_halves(TYPES[_type], function) for name, function in _FLOAT.items()}
     lanewise(rf"((?:min|max)\.NaN)\.{_type}x2", "u32 u32 u32", _halves)
     if _type == "f16":  # in FP32 and rounded again: for one operation the rounding to FP16
         lanewise(r"(add|sub|mul)\.rn\.f16x2", "u32 u32 u32", _halves)
-        lanewise(r"fma\.rn\.f16x2", "u32 u32 u32 u32", _in_halves("f16", _fused_halves))
+# FP64 holds product and sum wherever they are near a tie of FP16.
+_fused_halves = _in_halves(TYPES["f16"], lambda a, b, c: a.astype("f8") * b + c)
+lanewise(r"fma\.rn\.f16x2", "u32 u32 u32 u32", _fused_halves)
 
 
 # ------------------------------------------------------------------------------- choices and moves
-_ORDER = {
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-}
+_ORDER = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 _FLOAT_ORDER = _ORDER | {  # false with a NaN
     "ne": lambda a, b: (a < b) | (a > b),
     "num": lambda a, b: (a == a) & (b == b),
@@ -204,51 +177,22 @@ for _name, _opposite in (_OPPOSITE | {"nan": "num"}).items():  # true with a NaN
 _COMBINED = {"and": np.logical_and, "or": np.logical_or, "xor": np.not_equal}
 
 
-@instruction(
-    r"setp\.(eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan)(?:\.(and|or|xor))?\.([bus]\d+|f32)"
-)
-def _compare(op, comparison, combine, dtype):
-    d, a, b, *c = op.operands
-    put, other = (op.write(x, "pred") for x in (*parts_of(d), None)[:2])
-    a, b = op.read(a, dtype), op.read(b, dtype)
-    third = op.read(c[0], "pred") if combine else None
+@instruction(r"setp\.([a-z]+)(?:\.(and|or|xor))?\.([bus]\d+|f32)")
+def _compare(comparison, combine, dtype, d, a, b, *third):
+    put, put_opposite = (write(x, "pred") for x in (*parts_of(d), None)[:2])
+    a, b, third = read(a, dtype), read(b, dtype), [read(x, "pred") for x in third]
     compare = (_FLOAT_ORDER if dtype == "f32" else _ORDER)[comparison]
 
     def run(m):
         result = compare(a(m), b(m))
         opposite = ~result
-        if combine:
-            result, opposite = (_COMBINED[combine](x, third(m)) for x in (result, opposite))
+        for other in third:
+            result, opposite = (_COMBINED[combine](x, other(m)) for x in (result, opposite))
         put(m, result)
-        other(m, opposite)
+        put_opposite(m, opposite)
 
     return run
 
 
 lanewise(r"selp\.([busf]\d+)", "0 0 0 pred", lambda a, b, p: np.where(p, a, b))
-
-
-@instruction(r"(?:mov|cvta\.to\.global)\.([busf]\d+|pred)")
-def _move(op, dtype):
-    d, a = op.operands
-    parts = max(parts_of(d), parts_of(a), key=len)
-    if len(parts) == 1:
-        return elementwise(op, (dtype, dtype), lambda a: a)
-    size = TYPES[dtype].itemsize // len(parts)
-    part = TYPES[f"b{8 * size}"]
-    if parts_of(a) is a:
-        put, reads = op.write(d, dtype), [op.read(x, part) for x in parts]
-
-        def pack(m):
-            values = [np.broadcast_to(read(m), m.shape) for read in reads]
-            put(m, np.stack(values, -1).view(f"u{size * len(parts)}")[..., 0])
-
-        return pack
-    puts, read = [op.write(x, part) for x in parts], op.read(a, dtype)
-
-    def unpack(m):
-        word = read(m)
-        for i, put in enumerate(puts):
-            put(m, (word >> word.dtype.type(8 * size * i)).astype(part))
-
-    return unpack
+lanewise(r"(?:mov|cvta\.to\.global)\.([busf]\d+|pred)", "0 0", lambda a: a)

@@ -2,45 +2,41 @@
 
 import numpy as np
 
-from .decode import instruction, parts_of
+from .decode import instruction, parts_of, read, write
 from .ptx import KernelError
 
 _LANES = np.arange(32)
 
 
-def _members(m, mask) -> None:
-    """Refuse a call that lacks members, or is made by a lane that is none."""
-    bits = np.broadcast_to(mask, m.shape)[..., None] >> np.arange(32, dtype="u4") & np.uint32(1)
-    wanted = bits.astype(bool)
-    if (m.mask[:, :, None] & (wanted & ~m.mask[:, None, :])).any():
-        raise KernelError("a lane of the member mask is not there")
-    if (m.mask & ~np.diagonal(wanted, axis1=1, axis2=2)).any():
-        raise KernelError("a lane calls that is not in its member mask")
+def _bits(lanes: np.ndarray) -> np.ndarray:
+    """[warps, 32] of bool as words [warps, 1]."""
+    return np.packbits(lanes, 1, "little").view("u4")
 
 
-def _check_members(op, operand):
-    members = op.read(operand, "u32")
+def _members(operand):
+    """A function of the machine: member masks, all of whose lanes are there and no others call."""
+    members = read(operand, "u32")
 
-    def check(m):
-        mask = members(m)
-        if not m.whole or (np.asarray(mask) != np.uint32(0xFFFFFFFF)).any():
-            _members(m, mask)
+    def checked(m):
+        masks = members(m)
+        if (m.mask & (masks & ~_bits(m.mask) != 0)).any():
+            raise KernelError("a lane of the member mask is not there")
+        if (m.mask & (masks >> _LANES.astype("u4") & 1 == 0)).any():
+            raise KernelError("a lane calls that is not in its member mask")
+        return masks
 
-    return check
+    return checked
 
 
 @instruction(r"shfl\.sync\.(bfly|idx|up|down)\.b32")
-def _shuffle(op, mode):
-    d, a, b, c, members = op.operands
+def _shuffle(mode, d, a, b, c, members):
     d, valid = (*parts_of(d), None)[:2]
-    put, put_valid = op.write(d, "u32"), op.write(valid, "pred")
-    a, b, c = (op.read(x, "u32") for x in (a, b, c))
-    check = _check_members(op, members)
+    put, put_valid, check = write(d, "u32"), write(valid, "pred"), _members(members)
+    a, b, c = (read(x, "u32") for x in (a, b, c))
 
     def run(m):
         check(m)
-        limits = np.broadcast_to(c(m), m.shape).astype("i8")
-        by = np.broadcast_to(b(m), m.shape).astype("i8") & 31
+        by, limits = b(m).astype("i8") & 31, c(m).astype("i8")
         clamp, segment = limits & 31, limits >> 8 & 31
         first = _LANES & segment
         last = first | (clamp & ~segment)
@@ -50,9 +46,9 @@ def _shuffle(op, mode):
             "up": _LANES - by,
             "down": _LANES + by,
         }[mode]
-        valid = source >= last if mode == "up" else source <= last
+        valid = np.broadcast_to(source >= last if mode == "up" else source <= last, m.shape)
         source = np.where(valid, source, _LANES)
-        if not m.whole and (m.mask & ~np.take_along_axis(m.mask, source, 1)).any():
+        if (m.mask & ~np.take_along_axis(m.mask, source, 1)).any():
             raise KernelError("a lane reads from one that is not there")
         put(m, np.take_along_axis(np.broadcast_to(a(m), m.shape), source, 1))
         put_valid(m, valid)
@@ -61,27 +57,17 @@ def _shuffle(op, mode):
 
 
 @instruction(r"vote\.sync\.(any|all|ballot)\.(pred|b32)")
-def _vote(op, mode, dtype):
-    d, a, members = op.operands
-    put, a, check = op.write(d, dtype), op.read(a, "pred"), _check_members(op, members)
-    members = op.read(members, "u32")
+def _vote(mode, dtype, d, a, members):
+    put, a, members = write(d, dtype), read(a, "pred"), _members(members)
 
     def run(m):
-        check(m)
-        counted = m.mask & (np.broadcast_to(members(m), m.shape) >> _LANES.astype("u4") & 1 == 1)
-        votes = np.broadcast_to(a(m), m.shape)
-        if mode == "ballot":
-            bits = (votes & counted).astype("u4") << _LANES.astype("u4")
-            result = np.bitwise_or.reduce(bits, 1)
-        elif mode == "any":
-            result = (votes & counted).any(1)
-        else:
-            result = (votes | ~counted).all(1)
-        put(m, np.broadcast_to(result[:, None], m.shape))
+        masks = members(m)
+        ballot = _bits(m.mask & a(m)) & masks
+        put(m, {"ballot": ballot, "any": ballot != 0, "all": ballot == masks}[mode])
 
     return run
 
 
 @instruction(r"bar\.warp\.sync")
-def _sync(op):
-    return _check_members(op, op.operands[0])
+def _sync(members):
+    return _members(members)

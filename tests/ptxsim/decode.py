@@ -5,8 +5,8 @@ they are written. See docs/ptx-interpreter.md on how to add an instruction.
 """
 
 import re
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 
 import ml_dtypes
 import numpy as np
@@ -18,67 +18,64 @@ TYPES = {
     **{f"s{8 * n}": np.dtype(f"i{n}") for n in (1, 2, 4, 8)},
     **{f"f{8 * n}": np.dtype(f"f{n}") for n in (2, 4)},
     "bf16": np.dtype(ml_dtypes.bfloat16),
+    "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "e2m1": np.dtype(ml_dtypes.float4_e2m1fn),  # a byte each, of which the lower half counts
     "pred": np.dtype(bool),
 }
-_STORED = {0: np.dtype(bool), **{n: np.dtype(f"u{n}") for n in (1, 2, 4, 8)}}
 
 Run = Callable[..., None]  # of a machine
 _BUILDERS: list[tuple[re.Pattern, Callable[..., Run]]] = []
 
 
-class Op:
-    """An instruction on its way to a function: its operands as readers and writers."""
-
-    def __init__(self, instruction: Instruction):
-        self.operands = instruction.operands
-
-    def read(self, operand, dtype: str | np.dtype) -> Callable:
-        """A function of the machine: ``operand`` as ``dtype``, [warps, 32] or a scalar."""
-        dtype = TYPES.get(dtype, dtype)
-        if isinstance(operand, Register):
-            return _register_reader(operand, dtype)
-        if isinstance(operand, Negated):
-            inner = self.read(operand.register, dtype)
-            return lambda m: ~inner(m)
-        if isinstance(operand, str) and operand.startswith("%"):
-            return lambda m: m.special(operand).astype(dtype)
-        if not isinstance(operand, int):
-            raise KernelError(f"{operand} cannot be read here")
-        bits = operand % 2 ** (8 * dtype.itemsize)
-        value = np.bool_(operand) if dtype.kind == "b" else _of_bits(bits, dtype)
+# ---------------------------------------------------------------------------------------- operands
+def read(operand, dtype: str) -> Callable:
+    """A function of the machine: ``operand`` as ``dtype``, [warps, 32] or a scalar."""
+    kind = TYPES[dtype]
+    if isinstance(operand, Negated):
+        inner = read(operand.register, dtype)
+        return lambda m: ~inner(m)
+    if type(operand) is tuple:
+        parts = read_parts(operand, f"b{8 * kind.itemsize // len(operand)}")
+        return lambda m: m.spread(parts(m).view(kind)[:, 0])
+    if isinstance(operand, int):
+        bits = operand % 2 ** (8 * kind.itemsize)
+        value = np.array(bits, f"u{kind.itemsize}").view(kind)[()]
         return lambda m: value
+    if not isinstance(operand, Register):
+        raise KernelError(f"unknown register {operand}")
+    index, stored = operand
+    if kind == stored:
+        return lambda m: m.registers[index]
+    if kind.itemsize > stored.itemsize:
+        raise KernelError(f"a register of {stored.itemsize} bytes is read as {dtype}")
+    narrow = f"u{kind.itemsize}"
+    return lambda m: m.registers[index].astype(narrow, copy=False).view(kind)
 
-    def write(self, operand, dtype: str | np.dtype) -> Callable:
-        """A function of the machine and a value that puts it where lanes are active."""
-        dtype = TYPES.get(dtype, dtype)
-        if operand is None:
-            return lambda m, value: None
-        index, stored = operand.index, _STORED[operand.bytes]
-        wide = dtype.itemsize < stored.itemsize
-        extended = (
-            np.dtype(f"{dtype.kind}{stored.itemsize}") if wide and dtype.kind in "iu" else stored
-        )
 
-        def put(m, value):
-            if wide:
-                value = value.astype(extended)
-            if value.dtype != stored:
-                value = value.view(stored)
-            if not m.everyone:
-                value = np.where(m.mask, value, m.registers[index])
-            elif value.shape != m.shape:
-                value = np.broadcast_to(value, m.shape)
-            m.registers[index] = value
+def write(operand, dtype: str) -> Callable:
+    """A function of the machine and a value that puts it, as ``dtype``, where lanes are active."""
+    if operand is None:
+        return lambda m, value: None
+    kind = TYPES[dtype]
+    if type(operand) is tuple:
+        part = f"b{8 * kind.itemsize // len(operand)}"
+        put_parts = write_parts(operand, part)
+        return lambda m, word: put_parts(m, m.active(word)[:, None].view(TYPES[part]))
+    index, stored = operand
+    wide = f"{kind.kind}{stored.itemsize}" if kind.itemsize < stored.itemsize else kind
 
-        return put
+    def put(m, value):
+        if value.dtype != kind:
+            value = value.astype(kind)
+        if kind != stored:
+            value = value.astype(wide, copy=False).view(stored)
+        if not m.everyone:
+            value = np.where(m.mask, value, m.registers[index])
+        elif value.shape != m.shape:
+            value = np.broadcast_to(value, m.shape)
+        m.registers[index] = value
 
-    def address(self, operand: Address) -> Callable:
-        """Of whatever space, in as many bits as its register has."""
-        base, bits = operand.base, 64
-        if isinstance(base, Register):
-            bits = 8 * base.bytes
-        read, offset = self.read(base, f"u{bits}"), TYPES[f"u{bits}"].type(operand.offset % 2**bits)
-        return read if not operand.offset else lambda m: read(m) + offset
+    return put
 
 
 def parts_of(operand) -> tuple:
@@ -86,42 +83,34 @@ def parts_of(operand) -> tuple:
     return operand if type(operand) is tuple else (operand,)
 
 
-def _of_bits(bits: int, dtype: np.dtype):
-    return np.array(bits, _STORED[dtype.itemsize]).view(dtype)[()]
+def read_parts(operand, dtype: str) -> Callable:
+    """A function of the machine: the operand's parts in active lanes, [lanes, parts]."""
+    reads = [read(part, dtype) for part in parts_of(operand)]
+    return lambda m: np.stack([m.active(x(m)) for x in reads], -1)
 
 
-def elementwise(op: Op, types: Sequence[str], function, *, of_machine=False) -> Run:
-    """The first operand becomes ``function`` of the others, a value of the first of ``types``.
+def write_parts(operand, dtype: str) -> Callable:
+    """A function of the machine and of values [lanes, parts] for active lanes."""
+    puts = [write(part, dtype) for part in parts_of(operand)]
 
-    of_machine: the function wants the machine too, before them.
-    """
-    if len(op.operands) != len(types):
-        raise KernelError(f"{len(op.operands)} operands, {len(types)} are understood")
-    put, to = op.write(op.operands[0], types[0]), TYPES[types[0]]
-    reads = [op.read(*pair) for pair in zip(op.operands[1:], types[1:], strict=True)]
+    def put_all(m, values):
+        for put, column in zip(puts, np.ascontiguousarray(values.T), strict=True):
+            put(m, m.spread(column))
 
-    def run(m):
-        values = [read(m) for read in reads]
-        value = function(m, *values) if of_machine else function(*values)
-        put(m, value if value.dtype == to else value.astype(to))
-
-    return run
+    return put_all
 
 
-def _register_reader(register: Register, dtype: np.dtype) -> Callable:
-    index, stored = register.index, _STORED[register.bytes]
-    if dtype == stored:
-        return lambda m: m.registers[index]
-    if dtype.itemsize == stored.itemsize:
-        return lambda m: m.registers[index].view(dtype)
-    if dtype.itemsize > stored.itemsize:
-        raise KernelError(f"a register of {stored.itemsize} bytes is read as {dtype}")
-    narrow = _STORED[dtype.itemsize]
-    return lambda m: m.registers[index].astype(narrow).view(dtype)
+def address(operand: Address) -> Callable:
+    """A function of the machine: of whatever space, in as many bits as its register has."""
+    base = operand.base
+    bits = 8 * base.stored.itemsize if isinstance(base, Register) else 64
+    at, offset = read(base, f"u{bits}"), read(operand.offset, f"u{bits}")
+    return at if not operand.offset else lambda m: at(m) + offset(m)
 
 
+# ------------------------------------------------------------------------------------ instructions
 def instruction(pattern: str):
-    """Register a builder: a function of an Op and the pattern's groups that gives a Run."""
+    """Register a builder: of the pattern's groups, then the operands, it makes a Run."""
 
     def register(builder):
         _BUILDERS.append((re.compile(pattern), builder))
@@ -136,44 +125,69 @@ def lanewise(pattern: str, types: str, function: Callable | dict[str, Callable])
     types: of the operands; a number stands for that group of the pattern, "+" doubles its bits.
     function: of the sources; of several, the one for the pattern's first group.
     """
+    count = re.compile(pattern).groups
 
     def resolved(kind, groups):
         name = groups[int(kind[-1])] if kind.lstrip("+").isdigit() else kind
         return f"{name[0]}{2 * int(name[1:])}" if kind[0] == "+" else name
 
     @instruction(pattern)
-    def build(op, *groups):
+    def build(*arguments):
+        groups, operands = arguments[:count], arguments[count:]
+        kinds = [resolved(kind, groups) for kind in types.split()]
+        if len(operands) != len(kinds):
+            raise KernelError(f"{len(operands)} operands, {len(kinds)} are understood")
+        put, reads = write(operands[0], kinds[0]), list(map(read, operands[1:], kinds[1:]))
         chosen = function[groups[0]] if isinstance(function, dict) else function
-        return elementwise(op, [resolved(kind, groups) for kind in types.split()], chosen)
+        return lambda m: put(m, chosen(*[x(m) for x in reads]))
+
+
+def by_lane(pattern: str, kinds: str, function: Callable) -> None:
+    """Register what lanes do one after the other: ``function`` of the machine, warp and integers.
+
+    kinds: of the operands; "[]" is an address, "_" is left alone, "=" gets what it answers.
+    """
+
+    @instruction(pattern)
+    def build(*operands):
+        pairs = list(zip(kinds.split(), operands, strict=True))
+        puts = [write(x, kind[1:]) for kind, x in pairs if kind[0] == "="]
+        reads = [
+            address(x) if kind == "[]" else read(x, kind)
+            for kind, x in pairs
+            if kind[0] not in "=_"
+        ]
+
+        def run(m):
+            values = [np.broadcast_to(x(m), m.shape) for x in reads]
+            results = np.zeros(m.shape, bool)
+            for warp, lane in np.argwhere(m.mask):
+                results[warp, lane] = function(m, warp, *(int(x[warp, lane]) for x in values))
+            for put in puts:
+                put(m, results)
+
+        return run
 
 
 @cache
-def _find(opcode: str):
+def _find(opcode: str) -> Callable[..., Run]:
     for pattern, builder in _BUILDERS:
-        found = pattern.fullmatch(opcode)
-        if found:
-            return builder, found.groups()
-    return None
-
-
-def check_known(what: Instruction) -> None:
-    if not _find(what.opcode):
-        raise KernelError(f"{what}: unknown instruction {what.opcode}")
+        if found := pattern.fullmatch(opcode):
+            return partial(builder, *found.groups())
+    raise KernelError(f"unknown instruction {opcode}")
 
 
 def decode(what: Instruction) -> Run:
-    """The function that runs ``what``, which is known, on a machine."""
-    builder, groups = _find(what.opcode)
+    """The function that runs ``what`` on a machine."""
     try:
-        run = builder(Op(what), *groups)
+        run = _find(what.opcode)(*what.operands)
+        guard = what.guard and read(what.guard, "pred")
     except (KernelError, TypeError, ValueError, AttributeError, KeyError) as error:
         raise KernelError(f"{what}: {error}") from error
-    if what.guard is None or what.opcode.startswith(("bra", "exit", "ret")):
-        return run
-    guard = Op(what).read(what.guard, "pred")
 
     def guarded(m):
-        with m.only(guard(m)):
-            run(m)
+        with m.exactly(m.mask & guard(m)):
+            if m.mask.any():
+                run(m)
 
-    return guarded
+    return guarded if guard else run

@@ -4,15 +4,14 @@ An access is refused where it is not aligned or outside, in shared memory also w
 been written, a copy is under way, or a barrier lies.
 """
 
-import ctypes
 import sys
 from bisect import bisect_right
-from types import FrameType
 
 import numpy as np
 import torch
 
 from .ptx import KernelError
+from .races import Races
 
 WRITTEN, UNWRITTEN, UNDER_WAY, BARRIER = range(4)
 _WHAT = {
@@ -20,6 +19,7 @@ _WHAT = {
     UNDER_WAY: "shared memory that a copy under way will write",
     BARRIER: "the bytes of an mbarrier",
 }
+_OURS = {"sageattention3", __name__.split(".")[0]}  # packages
 
 
 def _rows(data: np.ndarray, size: int, count: int) -> np.ndarray:
@@ -34,42 +34,41 @@ def _check_alignment(addresses: np.ndarray, bytes_: int) -> None:
         raise KernelError(f"address {addresses[wrong][0]:#x} is not aligned to {bytes_} bytes")
 
 
-_OURS = {"sageattention3", __name__.split(".")[0]}  # packages
-_DEPTH = 2  # of containers in containers
+def tensors_of_callers() -> dict[int, np.ndarray]:
+    """Storages of CPU tensors that our functions which led here hold in local variables.
 
-
-def _held_by(frame: FrameType):
-    """Tensors in local variables of the functions of ours that led to ``frame``."""
+    A launch gets addresses only, so this is how to know to whom they belong. Answers their bytes by
+    where they start.
+    """
+    frame, found = sys._getframe(1), {}
     while frame and frame.f_globals.get("__name__", "").split(".")[0] in _OURS:
-        yield from _tensors_in(list(frame.f_locals.values()), _DEPTH)
+        for x in _tensors_in(frame.f_locals.values(), 2):
+            storage = x.untyped_storage()
+            if x.device.type == "cpu" and storage.data_ptr() not in found:
+                data = torch.empty(0, dtype=torch.uint8).set_(storage)
+                found[storage.data_ptr()] = data.numpy()
         frame = frame.f_back
+    return found
 
 
 def _tensors_in(things, depth: int):
+    """Those among ``things``, and in ``depth`` layers of containers and of our objects."""
     for x in things:
         if isinstance(x, torch.Tensor):
             yield x
-        elif depth and isinstance(x, (tuple, list)):
-            yield from _tensors_in(x, depth - 1)
-        elif depth and isinstance(x, dict):
-            yield from _tensors_in(x.values(), depth - 1)
-        elif depth and type(x).__module__.split(".")[0] in _OURS and hasattr(x, "__dict__"):
-            yield from _tensors_in(vars(x).values(), depth - 1)
+        elif depth:
+            if type(x).__module__.split(".")[0] in _OURS:
+                x = getattr(x, "__dict__", x)
+            x = list(x.values()) if isinstance(x, dict) else x
+            yield from _tensors_in(x if isinstance(x, (tuple, list)) else (), depth - 1)
 
 
-class Tensors:
-    """Global memory: the storages of the CPU tensors that those who launch a kernel hold.
+class Memory:
+    """Regions of bytes, by the addresses where they start."""
 
-    A launch gets addresses only, so their owners are looked for in the functions that led to it.
-    """
-
-    def __init__(self):
-        tensors = [x for x in _held_by(sys._getframe(1)) if x.device.type == "cpu"]
-        storages = [x.untyped_storage() for x in tensors]
-        found = {x.data_ptr(): x.nbytes() for x in storages if x.nbytes()}
-        self._starts = sorted(found)
-        self._found = found
-        self._bytes: dict[int, np.ndarray] = {}
+    def __init__(self, regions: dict[int, np.ndarray]):
+        self._regions = {0: np.zeros(0, np.uint8), **regions}
+        self._starts = sorted(self._regions)
 
     def load(self, addresses: np.ndarray, size: int, count: int) -> np.ndarray:
         """[n, count] of ``size`` bytes at ``addresses`` [n] of uint64."""
@@ -82,84 +81,76 @@ class Tensors:
         for data, lanes, index in self._places(addresses, values[0].nbytes):
             _rows(data, values.itemsize, values.shape[1])[index] = values[lanes]
 
-    def bytes_at(self, address: int, count: int) -> np.ndarray:
-        """``count`` bytes, without a copy."""
-        start, data = self._storage(address, count)
-        return data[address - start :][:count]
-
     def _places(self, addresses: np.ndarray, bytes_: int):
-        """(bytes of a tensor, which addresses lie in it, their rows there) of each tensor."""
+        """(bytes of a region, which addresses lie in it, their rows there) of each region."""
         _check_alignment(addresses, bytes_)
-        rest = np.arange(len(addresses))
+        addresses, rest = addresses.astype("i8"), np.arange(len(addresses))
         while len(rest):
-            start, data = self._storage(int(addresses[rest[0]]), bytes_)
-            offsets = addresses[rest] - np.uint64(start)  # huge for what lies before it
-            inside = offsets <= np.uint64(len(data) - bytes_)
-            yield data, rest[inside], (offsets[inside] // np.uint64(bytes_)).astype("i8")
+            first = addresses[rest[0]]
+            start = self._starts[bisect_right(self._starts, first) - 1]
+            data, offsets = self._regions[start], addresses[rest] - start
+            inside = (offsets >= 0) & (offsets <= len(data) - bytes_)
+            if not inside[0]:
+                raise KernelError(f"{bytes_} bytes at {first:#x} are in no tensor or parameter")
+            yield data, rest[inside], offsets[inside] // bytes_
             rest = rest[~inside]
-
-    def _storage(self, address: int, count: int) -> tuple[int, np.ndarray]:
-        """Where the tensor that has these bytes starts, and all of its bytes."""
-        start = self._starts[bisect_right(self._starts, address) - 1] if self._starts else 0
-        size = self._found.get(start, 0)
-        if not start <= address <= start + size - count:
-            raise KernelError(f"{count} bytes at {address:#x} are in no tensor")
-        if start not in self._bytes:
-            memory = (ctypes.c_uint8 * size).from_address(start)
-            self._bytes[start] = np.frombuffer(memory, np.uint8)
-        return start, self._bytes[start]
 
 
 class Shared:
-    """Shared memory of all blocks that run together, ``size`` bytes each."""
+    """Shared memory of all blocks that run together, ``size`` bytes each.
 
-    def __init__(self, blocks: int, size: int):
-        self.size = size
-        self.stride = -(-max(size, 1) // 128) * 128
+    Accesses are [n], each by one of ``warps`` to an address of its block.
+    """
+
+    def __init__(self, blocks: int, per_block: int, size: int):
+        self._size, self.stride = size, -(-max(size, 1) // 128) * 128
         self._data = np.full(blocks * self.stride, 0xFF, np.uint8)
         self._state = np.full(blocks * self.stride, UNWRITTEN, np.uint8)
+        self.races = Races(blocks, per_block, blocks * self.stride // 4)
 
-    def place(self, addresses: np.ndarray, blocks: np.ndarray, bytes_: int) -> np.ndarray:
-        """Indices of the first bytes at ``addresses`` [n] of each one's block [n]."""
+    def place(self, warps: np.ndarray, addresses: np.ndarray, bytes_: int) -> np.ndarray:
+        """Indices of the first bytes at ``addresses`` of each one's block."""
         _check_alignment(addresses, bytes_)
         addresses = addresses.astype("i8")
-        outside = addresses + bytes_ > self.size
+        outside = addresses + bytes_ > self._size
         if outside.any():
             raise KernelError(
                 f"{bytes_} bytes at shared address {addresses[outside][0]:#x} lie outside of "
-                f"{self.size} bytes"
+                f"{self._size} bytes"
             )
-        return addresses + blocks * self.stride
+        return addresses + warps // self.races.per_block * self.stride
 
-    def load(self, places: np.ndarray, size: int, count: int) -> np.ndarray:
-        self._states(places, size * count, UNWRITTEN, "read of")
+    def load(self, warps, addresses, size: int, count: int, by_proxy=False) -> np.ndarray:
+        """[n, count] of ``size`` bytes."""
+        places = self._touch("read of", warps, addresses, size * count, by_proxy)
         return _rows(self._data, size, count)[places // (size * count)]
 
-    def store(self, places: np.ndarray, values: np.ndarray) -> None:
-        bytes_, count = values[0].nbytes, values.shape[1]
-        states, index = self._states(places, bytes_, UNDER_WAY, "write to")
-        states[index] = WRITTEN
-        _rows(self._data, values.itemsize, count)[index] = values
+    def store(self, warps, addresses, values: np.ndarray) -> None:
+        self.fill(self._touch("write to", warps, addresses, values[0].nbytes), values)
 
-    def expect(self, places: np.ndarray, bytes_: int) -> None:
-        """Copies to each of ``places`` are under way."""
-        states, index = self._states(places, bytes_, UNDER_WAY, "copy to")
-        states[index] = UNDER_WAY
+    def begin_copy(self, warps, addresses, bytes_: int, by_proxy=False) -> np.ndarray:
+        """Copies are under way; answers where to, for ``fill`` to end them."""
+        places = self._touch("copy to", warps, addresses, bytes_, by_proxy)
+        _rows(self._state, 1, bytes_)[places // bytes_] = UNDER_WAY
+        return places
 
-    def arrive(self, places: np.ndarray, values: np.ndarray) -> None:
-        """The end of those copies, of bytes [n, count]."""
-        index = places // values.shape[1]
-        _rows(self._data, 1, values.shape[1])[index] = values
-        _rows(self._state, 1, values.shape[1])[index] = WRITTEN
+    def _touch(self, what: str, warps, addresses, bytes_: int, by_proxy=False) -> np.ndarray:
+        """The places of an access, if it is allowed."""
+        access, least = self.races.write, UNDER_WAY  # the least state that is refused
+        if what == "read of":
+            access, least = self.races.read, UNWRITTEN
+        places = self.place(warps, addresses, bytes_)
+        access(warps, places, bytes_, by_proxy)
+        states = _rows(self._state, 1, bytes_)[places // bytes_]
+        if (states >= least).any():
+            raise KernelError(f"{what} {_WHAT[int(states[states >= least][0])]}")
+        return places
+
+    def fill(self, places: np.ndarray, values: np.ndarray) -> None:
+        count, bytes_ = values.shape[1], values.itemsize * values.shape[1]
+        _rows(self._data, values.itemsize, count)[places // bytes_] = values
+        _rows(self._state, 1, bytes_)[places // bytes_] = WRITTEN
 
     def reserve(self, place: int) -> None:
         """These 8 bytes are an mbarrier from now on."""
         self._state[place : place + 8] = BARRIER
-
-    def _states(self, places: np.ndarray, bytes_: int, least: int, what: str):
-        """States as rows of bytes, and which rows; refused where one is ``least`` or above."""
-        states, index = _rows(self._state, 1, bytes_), places // bytes_
-        refused = states[index] >= least
-        if refused.any():
-            raise KernelError(f"{what} {_WHAT[int(states[index][refused][0])]}")
-        return states, index

@@ -1,7 +1,7 @@
 """Reads PTX: one kernel's instructions with their operands, registers, shared memory and labels.
 
 Of operands, an integer is a constant (of a floating-point number its representation) or the address
-of a variable, a string names a label or a special register, None stands for "_", and a tuple for
+of a variable, a string names a label or an unknown register, None stands for "_", and a tuple for
 what is in braces or on both sides of "|". Only what NVRTC writes for kernels/cuda is understood;
 anything else is a KernelError with its line.
 """
@@ -12,6 +12,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+
+SPECIAL = ("%tid.x", "%ctaid.x", "%ntid.x", "%nctaid.x")  # the first registers of every program
+
 
 class KernelError(Exception):
     """What a kernel did that PTX does not define, or that the interpreter does not know."""
@@ -19,7 +23,7 @@ class KernelError(Exception):
 
 class Register(NamedTuple):
     index: int
-    bytes: int  # 0: a predicate
+    stored: np.dtype  # unsigned, or bool for a predicate
 
 
 class Negated(NamedTuple):
@@ -31,8 +35,7 @@ class Address(NamedTuple):
     offset: int
 
 
-@dataclass(frozen=True)
-class Instruction:
+class Instruction(NamedTuple):
     opcode: str  # with all modifiers
     operands: tuple
     guard: Register | Negated | None
@@ -49,7 +52,7 @@ class Program:
     name: str
     instructions: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)  # index of the next instruction
-    register_bytes: list[int] = field(default_factory=list)
+    registers: list[np.dtype] = field(default_factory=list)
     static_shared: int = 0
 
 
@@ -78,6 +81,7 @@ def parse(text: str, entry: str | None = None) -> Program:
     program, variables, files = Program(entries[0][1]), {}, dict(_FILE.findall(text))
     _place_variables("param", entries[0][2], variables)
     program.static_shared = _place_variables("shared", text, variables)
+    _declare(program, variables, "b32 " + " ".join(SPECIAL))
     scopes, source, line = ChainMap({}, variables), "", 1 + text.count("\n", 0, entries[0].end())
     for found in _TOKEN.finditer(text, entries[0].end()):
         kind, token = found.lastgroup, " ".join(found[found.lastgroup].split())
@@ -123,42 +127,38 @@ def _place_variables(space: str, text: str, variables: dict[str, int]) -> int:
     return end
 
 
-def _declare(program: Program, scopes: ChainMap, text: str) -> None:
+def _declare(program: Program, scopes, text: str) -> None:
     """Registers, e.g. "b32 %r<40>" for forty of them."""
     kind, names = text.split(" ", 1)
-    size = 0 if kind == "pred" else int(kind[1:]) // 8
-    for name, count in re.findall(r"([%\w]+)(?:<(\d+)>)?", names):
+    stored = np.dtype(bool if kind == "pred" else f"u{int(kind[1:]) // 8}")
+    for name, count in re.findall(r"([%\w.]+)(?:<(\d+)>)?", names):
         for one in [f"{name}{i}" for i in range(int(count))] if count else [name]:
-            scopes[one] = Register(len(program.register_bytes), size)
-            program.register_bytes.append(size)
+            scopes[one] = Register(len(program.registers), stored)
+            program.registers.append(stored)
 
 
 def _operand(scopes: ChainMap, text: str):
     if text in scopes:
         return scopes[text]
     for pattern, make in _OPERANDS:
-        found = pattern.fullmatch(text)
-        if found:
+        if found := re.fullmatch(pattern, text):
             return make(partial(_operand, scopes), *found.groups())
     raise KernelError(f"operand {text} is not understood")
 
 
 # What operands look like, and what makes them of the pattern's groups; the first is for parts.
 _OPERANDS = [
-    (re.compile(pattern), make)
-    for pattern, make in (
-        ("_", lambda operand: None),
-        (r"\{(.*)\}", lambda operand, x: tuple(map(operand, _split(x)))),
-        (
-            r"\[([^+\s]+?)\s*(?:\+\s*(-?\w+))?\]",
-            lambda operand, base, offset: Address(operand(base), int(offset or "0", 0)),
-        ),
-        (r"(.*\S)\s*\|\s*(.*)", lambda operand, x, y: (operand(x), operand(y))),
-        ("!(.*)", lambda operand, x: Negated(operand(x))),
-        ("0[fFdD]([0-9a-fA-F]+)", lambda operand, x: int(x, 16)),
-        (r"(-?(?:0[xX][0-9a-fA-F]+|\d+))U?", lambda operand, x: int(x, 0)),
-        (r"(%?[\w$.]+)", lambda operand, x: x),
-    )
+    ("_", lambda operand: None),
+    (r"\{(.*)\}", lambda operand, x: tuple(map(operand, _split(x)))),
+    (
+        r"\[([^+\s]+?)\s*(?:\+\s*(-?\w+))?\]",
+        lambda operand, base, offset: Address(operand(base), int(offset or "0", 0)),
+    ),
+    (r"(.*\S)\s*\|\s*(.*)", lambda operand, x, y: (operand(x), operand(y))),
+    ("!(.*)", lambda operand, x: Negated(operand(x))),
+    ("0[fFdD]([0-9a-fA-F]+)", lambda operand, x: int(x, 16)),
+    (r"(-?(?:0[xX][0-9a-fA-F]+|\d+))U?", lambda operand, x: int(x, 0)),
+    (r"(%?[\w$.]+)", lambda operand, x: x),
 ]
 
 

@@ -16,19 +16,18 @@ _WORD = 4
 
 
 class Races:
-    def __init__(self, warps: int, per_block: int, words: int):
-        self._in_block = np.arange(warps) % per_block
-        self.clocks = np.zeros((warps, per_block), np.int32)  # what each warp knows
-        self.clocks[np.arange(warps), self._in_block] = 1
-        self._writer = np.zeros(words, np.int16)  # warp of the block
-        self._written = np.zeros(words, np.int32)  # at which of its times; 0: never
+    def __init__(self, blocks: int, per_block: int, words: int):
+        self.per_block, warps = per_block, np.arange(blocks * per_block)
+        self.clocks = np.zeros((len(warps), per_block), np.int32)  # what each warp knows
+        self.clocks[warps, warps % per_block] = 1
+        # When each warp of the block, by its own clock, last touched each word; 0: never.
+        self._read, self._written = np.zeros((2, words, per_block), np.int32)
         self._unfenced = np.zeros(words, bool)  # an ordinary store, with no proxy fence since
-        self._read = np.zeros((words, per_block), np.int32)  # by each warp of the block, likewise
 
     def release(self, warp: int) -> np.ndarray:
         """What ``warp`` knows on arrival at a barrier; what it does later is not part of it."""
         known = self.clocks[warp].copy()
-        self.clocks[warp, self._in_block[warp]] += 1
+        self.clocks[warp, warp % self.per_block] += 1
         return known
 
     def acquire(self, warps, known: np.ndarray) -> None:
@@ -36,53 +35,43 @@ class Races:
 
     def fence(self, warps: np.ndarray) -> None:
         """A proxy fence: for all that ``warps`` know to be written."""
-        unfenced = self._unfenced.reshape(len(self.clocks) // self.clocks.shape[1], -1)
+        words_per_block = len(self._unfenced) * self.per_block // len(self.clocks)
         for warp in warps:
-            block = warp // self.clocks.shape[1]
-            words = block * unfenced.shape[1] + np.flatnonzero(unfenced[block])
-            known = self._written[words] <= self.clocks[warp, self._writer[words]]
-            self._unfenced[words] = ~known
+            first = warp // self.per_block * words_per_block
+            words = first + np.flatnonzero(self._unfenced[first : first + words_per_block])
+            self._unfenced[words] = (self._written[words] > self.clocks[warp]).any(1)
 
     def read(self, warps: np.ndarray, places: np.ndarray, bytes_: int, by_proxy=False) -> None:
-        """``bytes_`` at each of ``places`` [n] by ``warps`` [n]."""
-        words = self._words(places, bytes_)
-        if words is not None:
-            self._check_writes(warps, words, by_proxy)
-            mine = self._in_block[warps]
-            self._read[words, mine[:, None]] = self.clocks[warps, mine][:, None]
+        """``bytes_`` at ``places`` [n] by ``warps`` [n]; parts of words are not followed."""
+        words = self._words(places, bytes_, by_proxy)
+        self._check(self._written, warps, words, "written")
+        self._note(self._read, warps, words)
 
     def write(self, warps: np.ndarray, places: np.ndarray, bytes_: int, by_proxy=False) -> None:
-        words = self._words(places, bytes_)
-        if words is not None:
-            self._check_writes(warps, words, by_proxy)
-            unseen = self._read[words] > self.clocks[warps][:, None]
-            if unseen.any():
-                self._refuse(warps, unseen.any((1, 2)), np.argmax(unseen.any((0, 1))), "read")
-            mine = self._in_block[warps]
-            self._unfenced[words] = not by_proxy
-            self._writer[words] = mine[:, None]
-            self._written[words] = self.clocks[warps, mine][:, None]
-            lost = self._writer[words] != mine[:, None]  # two warps in this very step
-            if lost.any():
-                self._refuse(warps, lost.any(1), self._writer[words][lost][0], "written")
+        words = self._words(places, bytes_, by_proxy)
+        self._check(self._written, warps, words, "written")
+        self._check(self._read, warps, words, "read")
+        self._note(self._written, warps, words)
+        self._check(self._written, warps, words, "written")  # by two warps in this very step
+        self._unfenced[words] = not by_proxy
 
-    @staticmethod
-    def _words(places: np.ndarray, bytes_: int) -> np.ndarray | None:
-        """[n, words]; None for parts of words, which are not followed."""
-        if bytes_ % _WORD:
-            return None
-        return places[:, None] // _WORD + np.arange(bytes_ // _WORD)
-
-    def _check_writes(self, warps: np.ndarray, words: np.ndarray, by_proxy: bool) -> None:
-        writers = self._writer[words]
-        unseen = self._written[words] > self.clocks[warps[:, None], writers]
-        if unseen.any():
-            self._refuse(warps, unseen.any(1), writers[unseen][0], "written")
+    def _words(self, places: np.ndarray, bytes_: int, by_proxy: bool) -> np.ndarray:
+        """[n, words]"""
+        words = places[:, None] // _WORD + np.arange(bytes_ // _WORD)
         if by_proxy and self._unfenced[words].any():
             raise KernelError("no proxy fence since an ordinary store to this shared memory")
+        return words
 
-    def _refuse(self, warps, which, other: int, done: str) -> None:
-        raise KernelError(
-            f"race: warp {self._in_block[warps[which]][0]} touches shared memory that warp {other} "
-            f"has {done}, with no barrier between"
-        )
+    def _check(self, times: np.ndarray, warps: np.ndarray, words: np.ndarray, done: str) -> None:
+        """Refuse to touch ``words`` [n, words] at ``times`` that ``warps`` do not know of."""
+        unseen = times[words] > self.clocks[warps][:, None]
+        if unseen.any():
+            which, _, other = np.argwhere(unseen)[0]
+            raise KernelError(
+                f"race: warp {warps[which] % self.per_block} touches shared memory that warp "
+                f"{other} has {done}, with no barrier between"
+            )
+
+    def _note(self, times: np.ndarray, warps: np.ndarray, words: np.ndarray) -> None:
+        mine = warps % self.per_block
+        times[words, mine[:, None]] = self.clocks[warps, mine][:, None]

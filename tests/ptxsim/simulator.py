@@ -8,36 +8,29 @@ from sageattention3.kernels.jit.nvrtc import find_nvrtc
 from sageattention3.kernels.jit.variants import Variant
 
 from .machine import Code, Launch, Machine
-from .memory import Tensors
+from .memory import Memory, tensors_of_callers
 from .ptx import KernelError, parse
 
 _MOST_WARPS = 128  # that run together; more take longer, but less each
 Edit = tuple[str, str, str]
 
 
-def make_ptx(job: jit.Job) -> tuple[str, str]:
-    """PTX of ``job`` and its kernel's name."""
-    # A virtual architecture: the compiler stops at PTX.
-    arch = job.arch.replace("sm_", "compute_")
-    program, name, _ = jit.run_nvrtc(
-        replace(job, arch=arch, options=("--std=c++17", "--generate-line-info"))
-    )
-    return jit.fetch(program, "PTX").decode().strip("\0"), name
-
-
 @lru_cache(maxsize=24)  # of some hundred thousand objects each
 def _code(variant: Variant, sm: int, edit: Edit | None) -> Code:
     job = jit.describe_job(variant, sm, find_nvrtc())
-    sources = dict(job.sources)
-    file, *texts = edit or ("",)
-    if edit and file != "ptx" and file not in sources:
-        return _code(variant, sm, None)
+    sources, (file, text, other) = dict(job.sources), edit or ("", "", "")
     if file in sources:
-        if texts[0] not in sources[file]:
-            raise ValueError(f"{file} no longer holds {texts[0]!r}")
-        sources[file] = sources[file].replace(*texts)
-    ptx, name = make_ptx(replace(job, sources=tuple(sources.items())))
-    return Code(parse(ptx.replace(*texts) if file == "ptx" else ptx, name))
+        if text not in sources[file]:
+            raise ValueError(f"{file} no longer holds {text!r}")
+        sources[file] = sources[file].replace(text, other)
+    elif edit and file != "ptx":
+        return _code(variant, sm, None)
+    arch = job.arch.replace("sm_", "compute_")  # a virtual one: the compiler stops at PTX
+    options = ("--std=c++17", "--generate-line-info")
+    job = replace(job, sources=tuple(sources.items()), arch=arch, options=options)
+    program, name, _ = jit.run_nvrtc(job)
+    ptx = jit.fetch(program, "PTX").decode().strip("\0")
+    return Code(parse(ptx.replace(text, other) if file == "ptx" else ptx, name))
 
 
 class Simulator:
@@ -58,7 +51,7 @@ class Simulator:
 
 def run(code: Code, launch: Launch) -> None:
     """Run a grid, as many blocks at a time as make good use of array operations."""
-    tensors = Tensors()
+    tensors = Memory(tensors_of_callers())
     step = max(1, _MOST_WARPS * 32 // launch.threads)
     for first in range(0, launch.blocks, step):
         blocks = range(first, min(first + step, launch.blocks))

@@ -5,11 +5,12 @@ shared memory and is read when a product begins. D holds noise until a wait has 
 group, so that whoever reads it too early is found out.
 """
 
+from collections import defaultdict
+
 import numpy as np
 
-from .access import load_rows
-from .decode import TYPES, instruction, parts_of
-from .matrix import GROUP, THREAD, Fragments, elements, layout, rounded
+from .decode import TYPES, instruction, parts_of, read
+from .matrix import GROUP, THREAD, check_form, elements, fragments, layout, rounded
 from .ptx import KernelError
 
 _NOISE = np.uint32(0x7FC0DEAD)  # a NaN, or a large integer
@@ -19,42 +20,39 @@ class Products:
     """What D will hold once the products under way have ended."""
 
     def __init__(self, machine):
-        self._m = machine
-        self._values: dict[int, np.ndarray] = {}  # by register, [warps, 32]
-        self._group: dict[int, np.ndarray] = {}  # [warps], -1: nothing is under way
-        self._committed = np.zeros(machine.shape[0], "i8")
-        self.fenced = np.zeros(machine.shape[0], bool)  # since their last wait
+        self._m, (warps, _) = machine, machine.shape
+        self._values = defaultdict(lambda: np.zeros(machine.shape, "u4"))  # by register
+        self._group = defaultdict(lambda: np.full(warps, -1))  # by register, -1: none is under way
+        self._committed = np.zeros(warps, "i8")
+        self.fenced = np.zeros(warps, bool)  # since their last wait
 
     def read(self, index: int, warps: np.ndarray) -> np.ndarray:
-        now = self._m.registers[index][warps]
-        if index not in self._group:
-            return now
-        under_way = self._group[index][warps] >= 0
-        return np.where(under_way[:, None], self._values[index][warps], now)
+        """What the register will hold, [warps, 32]."""
+        under_way = self._group[index][warps, None] >= 0
+        return np.where(under_way, self._values[index][warps], self._m.registers[index][warps])
 
     def begin(self, index: int, warps: np.ndarray, values: np.ndarray) -> None:
-        m = self._m
-        if index not in self._group:
-            self._values[index] = np.zeros(m.shape, "u4")
-            self._group[index] = np.full(m.shape[0], -1)
         self._values[index][warps] = values.view("u4")
         self._group[index][warps] = self._committed[warps]
-        m.registers[index] = m.registers[index].copy()
-        m.registers[index][warps] = _NOISE
+        self._set(index, warps, _NOISE)
 
-    def commit(self, warps: np.ndarray) -> None:
+    def _set(self, index: int, warps: np.ndarray, values) -> None:
+        self._m.registers[index] = self._m.registers[index].copy()
+        self._m.registers[index][warps] = values
+
+    def fence(self, warps: np.ndarray) -> None:
+        self.fenced[warps] = True
+
+    def commit_group(self, warps: np.ndarray) -> None:
         self._committed[warps] += 1
 
-    def wait(self, warps: np.ndarray, pending: int) -> None:
+    def wait_group(self, warps: np.ndarray, pending: int) -> None:
         self.fenced[warps] = False
-        waits = np.zeros(self._m.shape[0], bool)
-        waits[warps] = True
         for index, group in self._group.items():
-            ended = waits & (group >= 0) & (group < self._committed - pending)
-            if ended.any():
-                registers = self._m.registers[index].copy()
-                registers[ended] = self._values[index][ended]
-                self._m.registers[index] = registers
+            mine = group[warps]
+            ended = warps[(mine >= 0) & (mine < self._committed[warps] - pending)]
+            if len(ended):
+                self._set(index, ended, self._values[index][ended])
                 group[ended] = -1
 
 
@@ -63,9 +61,9 @@ _UNKNOWN = np.uint64(0x3FFFC000C000C000)  # a descriptor's other bits; of its ba
 _SWIZZLED_BITS = np.array([0, 3, 2, 1])  # of a row's number, by the descriptor's kind of swizzling
 
 
-def _descriptor(m, read, warps):
+def _descriptor(m, lanes):
     """Start address, leading and stride offset in bytes, and swizzled bits: [warps, 1, 1] each."""
-    lanes = np.broadcast_to(read(m), m.shape)[warps]
+    lanes = m.active(lanes).reshape(-1, 32)
     if (lanes != lanes[:, :1]).any():
         raise KernelError("lanes of a warp disagree on a descriptor")
     if (lanes & _UNKNOWN).any():
@@ -75,81 +73,64 @@ def _descriptor(m, read, warps):
     return *fields, _SWIZZLED_BITS[bits >> _SWIZZLE & 3]
 
 
-def _fetch(m, warps, read, rows, units, transposed):
-    """16 bytes of each of ``rows`` and ``units`` of a matrix, [..., rows, 1] and [..., units].
-
-    A row is one of M or N with K along it, or one of K where ``transposed``. Eight rows of as many
-    units as swizzling mixes (one without it) follow each other; the offsets are from there on.
-    """
-    start, leading, stride, bits = _descriptor(m, read, warps)
-    if transposed:  # without swizzling the offsets are of the dimensions, else of rows and units
-        leading, stride = (np.where(bits, *x) for x in ((leading, stride), (stride, leading)))
-    address = start + leading * (units >> bits) + stride * (rows // 8)
-    address = address + (((rows % 8) << bits) + (units & (1 << bits) - 1)) * 16
-    address ^= (address >> 7 & (1 << bits) - 1) << 4
-    return load_rows(m, warps, address, by_proxy=True)
-
-
-def _in_shared(op, operand, dtype, rows, k, transposed, by_warp):
+def _in_shared(operand, dtype, rows, k, transposed, by_warp=False):
     """A function of the machine and warps: ``rows`` of A or columns of B, [warps, rows, k].
 
     by_warp: each warp of a warpgroup has rows of its own.
+
+    Shared memory has rows of 16-byte units: one of M or N with K along it, or one of K where
+    ``transposed``. Eight rows of as many units as swizzling mixes (one without it) follow each
+    other; the offsets are from there on.
     """
-    read, row = op.read(operand, "u64"), np.arange(rows)
+    descriptor = read(operand, "u64")
 
     def fetch(m, warps):
-        mine = m.special("%tid.x")[warps, :1].astype("i8") // 32 % 4 * rows * by_warp + row
+        start, leading, stride, bits = _descriptor(m, descriptor(m))
+        mine = (warps[:, None] % m.per_block % 4 * rows * by_warp) + np.arange(rows)
         if transposed:
-            words = _fetch(m, warps, read, np.arange(k)[:, None], mine[:, None, ::8] // 8, True)
-            return elements(words, dtype).reshape(-1, k, rows).swapaxes(1, 2)
-        words = _fetch(m, warps, read, mine[:, :, None], np.arange(2), False)
-        return elements(words, dtype).reshape(-1, rows, k)
+            row, unit = np.arange(k)[:, None], mine[:, None, ::8] // 8
+            # Without swizzling the offsets are of the dimensions, else of rows and units.
+            leading, stride = (np.where(bits, *x) for x in ((leading, stride), (stride, leading)))
+        else:
+            row, unit = mine[:, :, None], np.arange(2)
+        at = start + leading * (unit >> bits) + stride * (row // 8)
+        at = at + (((row % 8) << bits) + (unit & (1 << bits) - 1)) * 16
+        at ^= (at >> 7 & (1 << bits) - 1) << 4
+        by = warps.repeat(at[0].size)
+        words = m.shared.load(by, at.ravel(), 4, 4, by_proxy=True)
+        values = elements(words.reshape(len(warps), -1), dtype)
+        return (
+            values.reshape(-1, k, rows).swapaxes(1, 2)
+            if transposed
+            else values.reshape(-1, rows, k)
+        )
 
     return fetch
 
 
-def _in_registers(op, operand, dtype, k):
-    fragments, (order, _) = Fragments(op, operand), layout(256 // k)
-    if len(fragments.reads) != 4:
-        raise KernelError("fragments of a wrong size")
-    return lambda m, warps: np.take(elements(fragments(m, warps), dtype), order, 1).reshape(
-        -1, 16, k
-    )
-
-
-# By the type of A: its K, the type of D, and whether signs and transposed matrices are to choose.
-_FORMS = {
-    "f16": (16, "f32", True, True),
-    "bf16": (16, "f32", True, True),
-    "e4m3": (32, "f32", True, False),
-    "s8": (32, "s32", False, False),
-    "u8": (32, "s32", False, False),
-}
-_ALIKE = {"s8": "u8", "u8": "s8"}  # may be multiplied with each other
+def _in_registers(operand, dtype, k):
+    words, (order, _) = fragments(operand, 4), layout(k)
+    return lambda m, warps: elements(words(m), dtype)[:, order].reshape(-1, 16, k)
 
 
 @instruction(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.([sf]32)\.(\w+)\.(\w+)")
-def _product(op, n, k, d_type, a_type, b_type):
+def _product(n, k, d_type, a_type, b_type, d, a, b, adds, *more):
     n, k = int(n), int(k)
-    wanted, accumulated, signs, transposable = _FORMS[a_type]
-    if (k, d_type) != (wanted, accumulated) or b_type not in (a_type, _ALIKE.get(a_type)):
-        raise KernelError("these types have no product")
+    check_form(k, d_type, a_type, b_type)
     if n % 8 or not 8 <= n <= 256 or (d_type == "s32" and n % 16 and n not in (8, 24)):
         raise KernelError(f"products of {n} columns do not exist")
-    d, a, b, adds, *more = op.operands
-    a_in_registers = parts_of(a) is a
-    choices = [x for x in more if isinstance(x, int)]
-    if len(choices) != 2 * signs + transposable * (2 - a_in_registers):
+    # Signs are to choose of floating-point numbers, transposed matrices in memory of halves.
+    in_registers, signs = type(a) is tuple, 2 * (d_type == "f32")
+    if len(more) != signs + (k == 16) * (2 - in_registers):
         raise KernelError("signs and transpositions are not as many as this product has")
-    sign = np.prod(choices[:2]) if signs else 1
-    transposed_a, transposed_b = [0, 0, *choices[2 * signs :]][-2:]
-    a = (
-        _in_registers(op, a, a_type, k)
-        if a_in_registers
-        else _in_shared(op, a, a_type, 16, k, transposed_a, True)
-    )
-    b = _in_shared(op, b, b_type, n, k, transposed_b, False)
-    adds, indices = op.read(adds, "pred"), [part.index for part in parts_of(d)]
+    sign = np.prod(more[:signs])
+    transposed_a, transposed_b = (0, 0, *more[signs:])[-2:]
+    if in_registers:
+        a = _in_registers(a, a_type, k)
+    else:
+        a = _in_shared(a, a_type, 16, k, transposed_a, by_warp=True)
+    b = _in_shared(b, b_type, n, k, transposed_b)
+    adds, indices = read(adds, "pred"), [part.index for part in parts_of(d)]
     if len(indices) != n // 2:
         raise KernelError("fragments of a wrong size")
     i = np.arange(n // 2)[:, None]
@@ -157,13 +138,11 @@ def _product(op, n, k, d_type, a_type, b_type):
 
     def run(m):
         warps = m.whole_warps()
-        if not len(warps):
-            return
         if not m.products.fenced[warps].all():
             raise KernelError("no wgmma.fence since the last wait, whose registers may be in use")
         x, y = a(m, warps).astype("f8"), b(m, warps).astype("f8")
-        added = np.broadcast_to(adds(m), m.shape)[warps][:, None]
         before = np.stack([m.products.read(index, warps) for index in indices], 1)
+        added = m.active(adds(m)).reshape(-1, 1, 32)
         before = np.where(added, before, np.uint32(0)).view(TYPES[d_type])
         sums = (sign * x @ y.swapaxes(1, 2))[:, rows, columns] + before
         for i, index in enumerate(indices):
@@ -172,20 +151,6 @@ def _product(op, n, k, d_type, a_type, b_type):
     return run
 
 
-@instruction(r"wgmma\.fence\.sync\.aligned")
-def _fence(op):
-    def run(m):
-        m.products.fenced[m.whole_warps()] = True
-
-    return run
-
-
-@instruction(r"wgmma\.commit_group\.sync\.aligned")
-def _commit(op):
-    return lambda m: m.products.commit(m.whole_warps())
-
-
-@instruction(r"wgmma\.wait_group\.sync\.aligned")
-def _wait(op):
-    pending = op.operands[0]
-    return lambda m: m.products.wait(m.whole_warps(), pending)
+@instruction(r"wgmma\.(fence|commit_group|wait_group)\.sync\.aligned")
+def _order(step, *pending):
+    return lambda m: getattr(m.products, step)(m.whole_warps(), *pending)
