@@ -92,23 +92,11 @@ def _scaled_product(d, a, b, c, scales_a, selector_a, scales_b, selector_b):
     groupID, the second one's for row groupID + 8 (figure 43). Of B, thread 0 to 3 chooses the lane
     whose word is for column groupID (figure 44). With four scales a word the byte is 0 (table 37).
     """
-    rows = np.arange(16)
-    lanes_a = 4 * (rows % 8) + 2 * _selected(selector_a, 2) + rows // 8
-    lanes_b = 4 * np.arange(8) + _selected(selector_b, 4)
-
-    def chosen(scales, lanes):
-        words = fragments(scales, 1)
-
-        def read(m):
-            """[warps, rows or columns, 64]"""
-            codes = words(m)[:, lanes, None].view("u1")
-            if (codes & 0x80).any():
-                raise KernelError("a scale has a sign")
-            return codes.view(TYPES["e4m3"]).astype("f8").repeat(16, 2)
-
-        return read
-
-    by_row, by_column = chosen(scales_a, lanes_a), chosen(scales_b, lanes_b)
+    rows, columns = np.arange(16), np.arange(8)
+    lanes_a = 4 * (rows % 8) + 2 * np.arange(2)[:, None] + rows // 8  # [threads, rows]
+    lanes_b = 4 * columns + np.arange(4)[:, None]
+    by_row = _chosen_scales(scales_a, selector_a, lanes_a)
+    by_column = _chosen_scales(scales_b, selector_b, lanes_b)
 
     def scale(m, x, y):
         return x * by_row(m), y * by_column(m).swapaxes(1, 2)
@@ -116,7 +104,16 @@ def _scaled_product(d, a, b, c, scales_a, selector_a, scales_b, selector_b):
     return _multiply(64, "f32", "e2m1", "e2m1", (d, a, b, c), scale)
 
 
-def _selected(selector, choices: int) -> int:
-    if selector not in [(0, thread) for thread in range(choices)]:
+def _chosen_scales(operand, selector, lanes: np.ndarray):
+    """A function of the machine: scales [warps, rows or columns, 64] of ``lanes`` by thread."""
+    if selector not in [(0, thread) for thread in range(len(lanes))]:
         raise KernelError(f"selector {selector} of scales, constants {{0, thread}} are understood")
-    return selector[1]
+    words, lanes = fragments(operand, 1), lanes[selector[1]]
+
+    def read(m):
+        codes = words(m)[:, lanes, None].view("u1")
+        if (codes & 0x80).any():
+            raise KernelError("a scale has a sign")
+        return codes.view(TYPES["e4m3"]).astype("f8").repeat(16, 2)
+
+    return read

@@ -96,14 +96,11 @@ def _in_shared(operand, dtype, rows, k, transposed, by_warp=False):
         at = start + leading * (unit >> bits) + stride * (row // 8)
         at = at + (((row % 8) << bits) + (unit & (1 << bits) - 1)) * 16
         at ^= (at >> 7 & (1 << bits) - 1) << 4
-        by = warps.repeat(at[0].size)
-        words = m.shared.load(by, at.ravel(), 4, 4, by_proxy=True)
+        words = m.shared.load(warps.repeat(at[0].size), at.ravel(), 4, 4, by_proxy=True)
         values = elements(words.reshape(len(warps), -1), dtype)
-        return (
-            values.reshape(-1, k, rows).swapaxes(1, 2)
-            if transposed
-            else values.reshape(-1, rows, k)
-        )
+        if transposed:
+            return values.reshape(-1, k, rows).swapaxes(1, 2)
+        return values.reshape(-1, rows, k)
 
     return fetch
 
