@@ -31,26 +31,26 @@ class BlockBarriers:
 
     def arrive(self, numbers, threads, wait, combine, put, votes) -> None:
         """By the active warps; of ``votes`` [warps, 32] something is ``put``."""
-        m, threads = self._m, threads or 32 * self._m.per_block
+        m, wanted = self._m, threads or self._m.threads
         for warp in np.flatnonzero(m.mask.any(1)):
             number, *others = np.unique(numbers[warp][m.mask[warp]])
             if others or (m.mask[warp] != m.alive[warp]).any():
                 raise KernelError(f"only part of warp {warp % m.per_block} arrives at a barrier")
-            if number > 15 or threads % 32:
+            if number > 15 or (threads or 32) % 32:
                 raise KernelError(f"barrier {number} for {threads} threads: < 16, for whole warps")
             key = warp // m.per_block, number
-            meeting = self._meetings.setdefault(key, _Meeting(threads, combine))
-            if (meeting.threads, meeting.combine) != (threads, combine):
+            meeting = self._meetings.setdefault(key, _Meeting(wanted, combine))
+            if (meeting.threads, meeting.combine) != (wanted, combine):
                 raise KernelError(f"barrier {number} is used in two ways at once")
             meeting.known = np.maximum(meeting.known, m.races.release(warp))
-            meeting.arrived += 32
+            meeting.arrived += 32 if threads else int(m.alive[warp].sum())
             meeting.votes.extend(votes[warp][m.mask[warp]])
             if wait:
                 meeting.waiting[warp] = put
                 m.waiting[warp] = True
-            if meeting.arrived > threads:
+            if meeting.arrived > wanted:
                 raise KernelError(f"{meeting.arrived} threads arrive at barrier {number}")
-            if meeting.arrived == threads:
+            if meeting.arrived == wanted:
                 self._end(self._meetings.pop(key))
 
     def _end(self, meeting: _Meeting) -> None:

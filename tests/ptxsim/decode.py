@@ -11,7 +11,7 @@ from functools import cache, partial
 import ml_dtypes
 import numpy as np
 
-from .ptx import Address, Instruction, KernelError, Negated, Register
+from .ptx import Address, Instruction, KernelError, Register
 
 TYPES = {
     **{f"{kind}{8 * n}": np.dtype(f"u{n}") for n in (1, 2, 4, 8) for kind in "bu"},
@@ -31,19 +31,18 @@ _BUILDERS: list[tuple[re.Pattern, Callable[..., Run]]] = []
 def read(operand, dtype: str) -> Callable:
     """A function of the machine: ``operand`` as ``dtype``, [warps, 32] or a scalar."""
     kind = TYPES[dtype]
-    if isinstance(operand, Negated):
-        inner = read(operand.register, dtype)
-        return lambda m: ~inner(m)
     if type(operand) is tuple:
         parts = read_parts(operand, f"b{8 * kind.itemsize // len(operand)}")
         return lambda m: m.spread(parts(m).view(kind)[:, 0])
     if isinstance(operand, int):
-        bits = operand % 2 ** (8 * kind.itemsize)
+        bits = operand != 0 if dtype == "pred" else operand % 2 ** (8 * kind.itemsize)
         value = np.array(bits, f"u{kind.itemsize}").view(kind)[()]
         return lambda m: value
     if not isinstance(operand, Register):
         raise KernelError(f"unknown register {operand}")
-    index, stored = operand
+    index, stored, negated = operand
+    if negated:
+        return lambda m: ~m.registers[index]
     if kind == stored:
         return lambda m: m.registers[index]
     if kind.itemsize > stored.itemsize:
@@ -61,7 +60,7 @@ def write(operand, dtype: str) -> Callable:
         part = f"b{8 * kind.itemsize // len(operand)}"
         put_parts = write_parts(operand, part)
         return lambda m, word: put_parts(m, m.active(word)[:, None].view(TYPES[part]))
-    index, stored = operand
+    index, stored, _ = operand
     wide = f"{kind.kind}{stored.itemsize}" if kind.itemsize < stored.itemsize else kind
 
     def put(m, value):

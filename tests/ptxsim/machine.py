@@ -47,16 +47,16 @@ class Machine:
     """Consecutive ``blocks`` of a launch, from start to end of their threads."""
 
     def __init__(self, code: Code, tensors: Memory, launch: Launch, blocks: range):
-        self.per_block = -(-launch.threads // 32)  # warps
+        self.threads, self.per_block = launch.threads, -(-launch.threads // 32)  # warps
         self.shape = (len(blocks) * self.per_block, 32)
         self._code, self._first, self.tensors = code, blocks.start, tensors
         self.parameters = Memory({0: np.frombuffer(launch.parameters, np.uint8)})
-        block, thread = np.divmod(np.arange(self.shape[0] * 32), 32 * self.per_block)
-        specials = thread, blocks.start + block, launch.threads, launch.blocks
+        lanes = np.arange(self.shape[0] * 32).reshape(self.shape)
+        self.warp_of_lane, (block, thread) = lanes // 32, np.divmod(lanes, 32 * self.per_block)
         self.registers = [np.zeros(self.shape, stored) for stored in code.program.registers]
+        specials = (thread, blocks.start + block, launch.threads, launch.blocks)
         for register, value in zip(self.registers[: len(SPECIAL)], specials, strict=True):
-            register[:] = np.reshape(value, (-1, 32) if np.ndim(value) else ())
-        self.warp_of_lane = np.arange(self.shape[0])[:, None].repeat(32, 1)
+            register[:] = value
         shared_bytes = code.program.static_shared + launch.shared_bytes
         self.shared = Shared(len(blocks), self.per_block, shared_bytes)
         self.races = self.shared.races
@@ -66,7 +66,7 @@ class Machine:
         self.waiting = np.zeros(self.shape[0], bool)  # at a barrier
         self.asleep = np.zeros(self.shape[0], bool)  # until a phase of an mbarrier ends
         # The block of instructions that each lane is to run next, and the one that its warp is.
-        self._at = np.where(thread < launch.threads, 0, EXIT).reshape(self.shape)
+        self._at = np.where(thread < launch.threads, 0, EXIT)
         self._next = np.zeros(self.shape[0], "i8")
         self._scheduler = _Scheduler(launch.seed, self.per_block, self.shape[0])
 

@@ -9,8 +9,7 @@ import numpy as np
 from .decode import TYPES, instruction, parts_of, read_parts, write_parts
 from .ptx import KernelError
 
-GROUP, THREAD = np.arange(32)[:, None] // 4, np.arange(32)[:, None] % 4
-_D = (GROUP + 8 * (np.arange(4) // 2)) * 8 + 2 * THREAD + np.arange(4) % 2  # [32, 4]
+_GROUP, _THREAD = np.arange(32)[:, None] // 4, np.arange(32)[:, None] % 4
 # What is multiplied: k of the products, and the type of their sums.
 _FORMS = {"f16": (16, "f32"), "bf16": (16, "f32"), "e4m3": (32, "f32")}
 _FORMS |= {"s8": (32, "s32"), "u8": (32, "s32")}
@@ -30,10 +29,16 @@ def layout(k: int):
     per_word = k // 8
     i = np.arange(4 * per_word)
     word = i // per_word
-    inner = THREAD * per_word + i % per_word  # of the reduced dimension
-    places_a = (GROUP + 8 * (word % 2)) * k + inner + k // 2 * (word // 2)
-    places_b = ((inner + k // 2 * word) * 8 + GROUP)[:, : 2 * per_word]
+    inner = _THREAD * per_word + i % per_word  # of the reduced dimension
+    places_a = (_GROUP + 8 * (word % 2)) * k + inner + k // 2 * (word // 2)
+    places_b = ((inner + k // 2 * word) * 8 + _GROUP)[:, : 2 * per_word]
     return np.argsort(places_a.ravel()), np.argsort(places_b.ravel())
+
+
+def layout_of_sums(n: int):
+    """Rows and columns of D [16, n], [32 lanes, n / 2] each."""
+    i = np.arange(n // 2)
+    return _GROUP + i // 2 % 2 * 8, i // 4 * 8 + 2 * _THREAD + i % 2
 
 
 def elements(words: np.ndarray, dtype: str) -> np.ndarray:
@@ -45,7 +50,7 @@ def elements(words: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def fragments(operand, registers: int, dtype: str = "u32"):
-    """A function of the machine: [warps, 32 lanes * registers]"""
+    """A function of the machine: [warps, 32 lanes * registers]."""
     if len(parts_of(operand)) != registers:
         raise KernelError("fragments of a wrong size")
     parts = read_parts(operand, dtype)
@@ -61,6 +66,7 @@ def _multiply(k, d_type, a_type, b_type, operands, scale=None):
     d, a, b, c = operands
     a, b, c = fragments(a, 4), fragments(b, 2), fragments(c, 4, d_type)
     put, (order_a, order_b) = write_parts(d, d_type), layout(k)
+    rows, columns = layout_of_sums(8)
 
     def run(m):
         m.whole_warps()
@@ -68,7 +74,7 @@ def _multiply(k, d_type, a_type, b_type, operands, scale=None):
         y = elements(b(m), b_type)[:, order_b].reshape(-1, k, 8).astype("f8")
         if scale:
             x, y = scale(m, x, y)
-        sums = (x @ y).reshape(-1, 128)[:, _D.ravel()] + c(m)
+        sums = (x @ y)[:, rows, columns].reshape(-1, 128) + c(m)
         put(m, rounded(sums, d_type).reshape(-1, 4))
 
     return run
@@ -92,23 +98,11 @@ def _scaled_product(d, a, b, c, scales_a, selector_a, scales_b, selector_b):
     groupID, the second one's for row groupID + 8 (figure 43). Of B, thread 0 to 3 chooses the lane
     whose word is for column groupID (figure 44). With four scales a word the byte is 0 (table 37).
     """
-    rows = np.arange(16)
-    lanes_a = 4 * (rows % 8) + 2 * _selected(selector_a, 2) + rows // 8
-    lanes_b = 4 * np.arange(8) + _selected(selector_b, 4)
-
-    def chosen(scales, lanes):
-        words = fragments(scales, 1)
-
-        def read(m):
-            """[warps, rows or columns, 64]"""
-            codes = words(m)[:, lanes, None].view("u1")
-            if (codes & 0x80).any():
-                raise KernelError("a scale has a sign")
-            return codes.view(TYPES["e4m3"]).astype("f8").repeat(16, 2)
-
-        return read
-
-    by_row, by_column = chosen(scales_a, lanes_a), chosen(scales_b, lanes_b)
+    rows, columns = np.arange(16), np.arange(8)
+    lanes_a = 4 * (rows % 8) + 2 * np.arange(2)[:, None] + rows // 8  # [threads, rows]
+    lanes_b = 4 * columns + np.arange(4)[:, None]
+    by_row = _chosen_scales(scales_a, selector_a, lanes_a)
+    by_column = _chosen_scales(scales_b, selector_b, lanes_b)
 
     def scale(m, x, y):
         return x * by_row(m), y * by_column(m).swapaxes(1, 2)
@@ -116,7 +110,16 @@ def _scaled_product(d, a, b, c, scales_a, selector_a, scales_b, selector_b):
     return _multiply(64, "f32", "e2m1", "e2m1", (d, a, b, c), scale)
 
 
-def _selected(selector, choices: int) -> int:
-    if selector not in [(0, thread) for thread in range(choices)]:
+def _chosen_scales(operand, selector, lanes: np.ndarray):
+    """A function of the machine: scales [warps, rows or columns, 64] of ``lanes`` by thread."""
+    if selector not in [(0, thread) for thread in range(len(lanes))]:
         raise KernelError(f"selector {selector} of scales, constants {{0, thread}} are understood")
-    return selector[1]
+    words, lanes = fragments(operand, 1), lanes[selector[1]]
+
+    def read(m):
+        codes = words(m)[:, lanes, None].view("u1")
+        if (codes & 0x80).any():
+            raise KernelError("a scale has a sign")
+        return codes.view(TYPES["e4m3"]).astype("f8").repeat(16, 2)
+
+    return read

@@ -24,10 +24,7 @@ class KernelError(Exception):
 class Register(NamedTuple):
     index: int
     stored: np.dtype  # unsigned, or bool for a predicate
-
-
-class Negated(NamedTuple):
-    register: Register
+    negated: bool = False
 
 
 class Address(NamedTuple):
@@ -38,7 +35,7 @@ class Address(NamedTuple):
 class Instruction(NamedTuple):
     opcode: str  # with all modifiers
     operands: tuple
-    guard: Register | Negated | None
+    guard: Register | None
     line: int  # of the PTX text
     source: str  # file:line of the CUDA source
     text: str
@@ -109,7 +106,7 @@ def parse(text: str, entry: str | None = None) -> Program:
                 program.instructions.append(what)
             elif kind == "unknown":
                 raise KernelError(f"{token} is not understood")
-        except KernelError as fault:
+        except (KernelError, AttributeError) as fault:  # the latter of a negated label
             raise KernelError(f"PTX line {line} ({source}): {fault}") from fault
         line += found[0].count("\n")
     return program
@@ -155,7 +152,7 @@ _OPERANDS = [
         lambda operand, base, offset: Address(operand(base), int(offset or "0", 0)),
     ),
     (r"(.*\S)\s*\|\s*(.*)", lambda operand, x, y: (operand(x), operand(y))),
-    ("!(.*)", lambda operand, x: Negated(operand(x))),
+    ("!(.*)", lambda operand, x: operand(x)._replace(negated=True)),
     ("0[fFdD]([0-9a-fA-F]+)", lambda operand, x: int(x, 16)),
     (r"(-?(?:0[xX][0-9a-fA-F]+|\d+))U?", lambda operand, x: int(x, 0)),
     (r"(%?[\w$.]+)", lambda operand, x: x),

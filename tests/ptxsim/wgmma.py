@@ -10,7 +10,7 @@ from collections import defaultdict
 import numpy as np
 
 from .decode import TYPES, instruction, parts_of, read
-from .matrix import GROUP, THREAD, check_form, elements, fragments, layout, rounded
+from .matrix import check_form, elements, fragments, layout, layout_of_sums, rounded
 from .ptx import KernelError
 
 _NOISE = np.uint32(0x7FC0DEAD)  # a NaN, or a large integer
@@ -96,14 +96,11 @@ def _in_shared(operand, dtype, rows, k, transposed, by_warp=False):
         at = start + leading * (unit >> bits) + stride * (row // 8)
         at = at + (((row % 8) << bits) + (unit & (1 << bits) - 1)) * 16
         at ^= (at >> 7 & (1 << bits) - 1) << 4
-        by = warps.repeat(at[0].size)
-        words = m.shared.load(by, at.ravel(), 4, 4, by_proxy=True)
+        words = m.shared.load(warps.repeat(at[0].size), at.ravel(), 4, 4, by_proxy=True)
         values = elements(words.reshape(len(warps), -1), dtype)
-        return (
-            values.reshape(-1, k, rows).swapaxes(1, 2)
-            if transposed
-            else values.reshape(-1, rows, k)
-        )
+        if transposed:
+            return values.reshape(-1, k, rows).swapaxes(1, 2)
+        return values.reshape(-1, rows, k)
 
     return fetch
 
@@ -133,20 +130,19 @@ def _product(n, k, d_type, a_type, b_type, d, a, b, adds, *more):
     adds, indices = read(adds, "pred"), [part.index for part in parts_of(d)]
     if len(indices) != n // 2:
         raise KernelError("fragments of a wrong size")
-    i = np.arange(n // 2)[:, None]
-    rows, columns = GROUP.T + i % 4 // 2 * 8, i // 4 * 8 + 2 * THREAD.T + i % 2
+    rows, columns = layout_of_sums(n)
 
     def run(m):
         warps = m.whole_warps()
         if not m.products.fenced[warps].all():
             raise KernelError("no wgmma.fence since the last wait, whose registers may be in use")
         x, y = a(m, warps).astype("f8"), b(m, warps).astype("f8")
-        before = np.stack([m.products.read(index, warps) for index in indices], 1)
-        added = m.active(adds(m)).reshape(-1, 1, 32)
+        before = np.stack([m.products.read(index, warps) for index in indices], -1)
+        added = m.active(adds(m)).reshape(-1, 32, 1)
         before = np.where(added, before, np.uint32(0)).view(TYPES[d_type])
         sums = (sign * x @ y.swapaxes(1, 2))[:, rows, columns] + before
         for i, index in enumerate(indices):
-            m.products.begin(index, warps, rounded(sums[:, i], d_type))
+            m.products.begin(index, warps, rounded(sums[..., i], d_type))
 
     return run
 
