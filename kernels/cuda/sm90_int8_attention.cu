@@ -1,4 +1,4 @@
-// INT8 attention on compute capability 9.0: Q K^T in s8 x s8, P V in u8 x s8, both as wgmma.
+// INT8 attention on compute capability 9.0: Q K^T in s8 x s8, P V in u8 x u8, both as wgmma.
 //
 // A block has four warpgroups. One brings K and V in, tile by tile; the other three take 64 rows of
 // Q each: scores, P (see int8_probabilities.cuh), P V, one after the other. While the tensor cores
@@ -71,10 +71,9 @@ struct Consumer {
   float q_scale[2];
   float out[HEAD_DIM / 2];
   float sum[2] = {0.0f, 0.0f};        // this thread's part of its rows' sums of P
-  float unsettled[2] = {0.0f, 0.0f};  // what MAGIC added to `out`
-  float reference[2] = {-FLOAT_MAX, -FLOAT_MAX};  // exponent of the unit of `out` and of those two
+  float reference[2] = {-FLOAT_MAX, -FLOAT_MAX};  // what `out` and `sum` are measured by
   u32 probabilities[KEYS / 32][4];
-  float weight[2];  // the tile's unit in units of `out`
+  float weight[2];  // of the tile's P V in `out`
 
   // From scores to exponents: score * factor + shift. Scales of K differ from block to block.
   struct Exponents {
@@ -123,10 +122,8 @@ struct Consumer {
       multiply_values(product);
       if (is_first_lane()) shared.empty_v(turn.stage).arrive();
       add(product);
-      if (tile % TILES_PER_SETTLEMENT == TILES_PER_SETTLEMENT - 1) settle();
       turn.advance();
     }
-    settle();
   }
 
   template <Dtype DTYPE>
@@ -140,7 +137,7 @@ struct Consumer {
       total += __shfl_xor_sync(0xffffffff, total, 2);
       if (row(r) >= p.q_len) continue;
       if (p.lse != nullptr && t() == 0) {
-        p.lse[head_row + row(r)] = log_of_sum(reference[r], total, LOG2_255);
+        p.lse[head_row + row(r)] = log_of_sum(reference[r], total, LOG2_UNIT);
       }
       const float inverse = 1.0f / total;
 #pragma unroll
@@ -211,9 +208,8 @@ struct Consumer {
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      weight[r] = exp2_approx(e.top[r] - reference[r]);
-      sum[r] = fmaf(static_cast<float>(total[r]), weight[r], sum[r]);
-      unsettled[r] = fmaf(MAGIC, weight[r], unsettled[r]);
+      weight[r] = weight_of(e.top[r], reference[r]);
+      sum[r] = fmaf(as_float(total[r]), weight[r], sum[r]);
     }
   }
 
@@ -333,7 +329,7 @@ struct Consumer {
   // Moves the references of rows whose tops left them behind.
   __device__ __forceinline__ void follow(const float (&top)[2]) {
     float shrink[2];
-    if (!follow_tops(top, reference, sum, unsettled, shrink)) return;
+    if (!follow_tops(top, reference, sum, shrink)) return;
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; ++i) out[i] *= shrink[i / 2 % 2];
   }
@@ -341,14 +337,8 @@ struct Consumer {
   __device__ __forceinline__ void add(const Product& product) {
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; ++i) {
-      out[i] = fmaf(as_float(product[i] + MAGIC_BITS), weight[i / 2 % 2], out[i]);
+      out[i] = fmaf(as_float(product[i]), weight[i / 2 % 2], out[i]);
     }
-  }
-
-  __device__ __forceinline__ void settle() {
-#pragma unroll
-    for (int i = 0; i < HEAD_DIM / 2; ++i) out[i] -= unsettled[i / 2 % 2];
-    unsettled[0] = unsettled[1] = 0.0f;
   }
 };
 

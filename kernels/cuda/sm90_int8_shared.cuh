@@ -22,7 +22,7 @@ struct Shared {
   static constexpr int K_SCALES = V + STAGES * TILE;
   static constexpr int BARRIERS = K_SCALES + STAGES * SCALES;
   static_assert(HEAD_DIM * 127 * 127 < MAGIC_RANGE / 2, "differences of scores must fit MAGIC");
-  static_assert(KEYS * 255 * 127 < MAGIC_RANGE, "products P V must fit beside MAGIC");
+  static_assert(KEYS * 255 * 255 < DENORMAL_RANGE, "products P V must be denormal");
 
   u32 address;
 

@@ -133,11 +133,11 @@ WGMMA_OF_PANELS(wgmma_s8, "m64n128k32.s32.s8.s8", "", 64, LIST_64, 64, 65, 66,
                 THIRTY_TWO("+r", d, 0), THIRTY_TWO("+r", d, 32))
 WGMMA_OF_REGISTERS(wgmma_s8, "m64n64k32.s32.s8.s8", 32, LIST_32, 32, 33, 34, 35, 36, 37,
                    THIRTY_TWO("+r", d, 0))
-WGMMA_OF_REGISTERS(wgmma_u8, "m64n64k32.s32.u8.s8", 32, LIST_32, 32, 33, 34, 35, 36, 37,
+WGMMA_OF_REGISTERS(wgmma_u8, "m64n64k32.s32.u8.u8", 32, LIST_32, 32, 33, 34, 35, 36, 37,
                    THIRTY_TWO("+r", d, 0))
-WGMMA_OF_REGISTERS(wgmma_u8, "m64n96k32.s32.u8.s8", 48, LIST_48, 48, 49, 50, 51, 52, 53,
+WGMMA_OF_REGISTERS(wgmma_u8, "m64n96k32.s32.u8.u8", 48, LIST_48, 48, 49, 50, 51, 52, 53,
                    THIRTY_TWO("+r", d, 0), SIXTEEN("+r", d, 32))
-WGMMA_OF_REGISTERS(wgmma_u8, "m64n128k32.s32.u8.s8", 64, LIST_64, 64, 65, 66, 67, 68, 69,
+WGMMA_OF_REGISTERS(wgmma_u8, "m64n128k32.s32.u8.u8", 64, LIST_64, 64, 65, 66, 67, 68, 69,
                    THIRTY_TWO("+r", d, 0), THIRTY_TWO("+r", d, 32))
 
 // D [64, 64] of A [64, 16] and B [16, 64] in FP16 or BF16 and, as bits, FP32; A and B: wide panels.

@@ -81,9 +81,15 @@ INT8_FAULTS = [
     ("int8_layout.cuh", "8 * j + 2 * t + e", "2 * j + 4 * t + e", NUMBERS),
     ("panels.cuh", "lane / 8 % 2 * 16", "(1 - lane / 8 % 2) * 16", NUMBERS),
     # Numbers.
-    ("int8_warp.cuh", "out[n][i] -= unsettled[i / 2]", "out[n][i] -= unsettled[0]", NUMBERS),
+    ("int8_warp.cuh", "as_float(total), weight[r]", "as_float(total), weight[0]", NUMBERS),
+    (
+        "int8_values.cuh",
+        "rintf(middle * inverse) - MIDDLE_CODE",
+        "rintf(middle * inverse)",
+        NUMBERS,
+    ),
     ("int8_probabilities.cuh", "0x6420", "0x4620", NUMBERS),
-    ("ptx", ".s32.u8.s8.s32", ".s32.s8.s8.s32", NUMBERS),
+    ("ptx", ".s32.u8.u8.s32", ".s32.u8.s8.s32", NUMBERS),
     ("ptx", "dp4a.u32.u32", "dp4a.s32.s32", NUMBERS),
 ]
 
