@@ -1,11 +1,9 @@
 // INT8 attention on compute capability 9.0: Q K^T in s8 x s8, P V in u8 x u8, both as wgmma.
 //
-// A block has four warpgroups. One brings K and V in, tile by tile; the other three take 64 rows of
-// Q each: scores, P (see int8_probabilities.cuh), P V, one after the other. While the tensor cores
-// work for one of them, the other two turn scores into P.
-//
-// Three, as then 32 KB of K and V serve 192 rows, and no warpgroup needs the registers of two
-// products at once. What an SM spends on a tile and warpgroup, docs/kernel-notes-int8.md takes apart.
+// A block has three warpgroups. One brings K and V in, tile by tile; the other two take 64 rows of Q
+// each. Of such a warpgroup's two products one is always under way: that of the next tile's scores
+// while it turns this tile's into P (see int8_probabilities.cuh), and P V while it looks for the
+// largest of the next scores. What an SM spends on a tile, docs/kernel-notes-int8.md takes apart.
 #include "int8_probabilities.cuh"
 #include "output.cuh"
 #include "sm90_int8_shared.cuh"
@@ -20,40 +18,75 @@ struct Params {
   const float* v_channels;  // [B, Hk, 2, HEAD_DIM]: scales and offsets
   Output out;
   float* lse;  // [B, Hq, Nq] of the scores of smoothed K, natural logarithm; may be null
-  int q_heads, kv_heads, q_len, kv_len, head_dim;
+  int batch, q_heads, kv_heads, q_len, kv_len, head_dim;
   int blocks;  // of K per (batch, key head), even
   int causal;
   Dtype dtype;  // of the output
 };
 
-constexpr int PRODUCER_REGISTERS = 32, CONSUMER_REGISTERS = 160;
+constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
 
 // Factors from integer scores to exponents: the product with infinity must exist.
 constexpr float SMALLEST_FACTOR = 1.2e-38f;
 // A score that nothing sees: beside MAGIC it is negative infinity.
 constexpr u32 HIDDEN = NEGATIVE_INFINITY_BITS - MAGIC_BITS;
 
-// By one thread.
+// A block's share of the work: ROWS rows of one head of Q against all of the head's keys, one after
+// the other, as long as there are any.
+struct Item {
+  int row_block, head, batch;
+
+  __device__ __forceinline__ Item(const Params& p, int index) {
+    const int row_blocks = (p.q_len + ROWS - 1) / ROWS;
+    row_block = index % row_blocks;
+    if (p.causal) row_block = row_blocks - 1 - row_block;  // the longest first
+    head = index / row_blocks % p.q_heads;
+    batch = index / row_blocks / p.q_heads;
+  }
+
+  static __device__ __forceinline__ int count(const Params& p) {
+    return p.batch * p.q_heads * ((p.q_len + ROWS - 1) / ROWS);
+  }
+  __device__ __forceinline__ int tiles(const Params& p) const {
+    const int keys = p.causal ? min(p.kv_len, (row_block + 1) * ROWS) : p.kv_len;
+    return (keys + KEYS - 1) / KEYS;
+  }
+  __device__ __forceinline__ s64 first_row(const Params& p) const {
+    return (static_cast<s64>(batch) * p.q_heads + head) * p.q_len;
+  }
+  __device__ __forceinline__ s64 kv_head(const Params& p) const {
+    return static_cast<s64>(batch) * p.kv_heads + head / (p.q_heads / p.kv_heads);
+  }
+};
+
+// K and V of an item, by one thread. Behind the last tile K's last comes again, alone: consumers
+// begin the next scores whether there are any or not.
 template <int HEAD_DIM, int STAGES>
-__device__ __forceinline__ void produce(const Params& p, const Shared<HEAD_DIM, STAGES>& shared,
-                                        s64 kv_head, int tiles) {
+__device__ __forceinline__ void produce(const Params& p, const Item& item,
+                                        const Shared<HEAD_DIM, STAGES>& shared,
+                                        Turn<STAGES>& turn) {
   constexpr int TILE = Shared<HEAD_DIM, STAGES>::TILE, SCALES = Shared<HEAD_DIM, STAGES>::SCALES;
-  const s64 first_block = kv_head * p.blocks;
+  const s64 first_block = item.kv_head(p) * p.blocks;
   const u8* k = p.k_codes + first_block * (BLOCK_KEYS * HEAD_DIM);
   const u8* v = p.v_codes + first_block * (BLOCK_KEYS * HEAD_DIM);
   const u8* scales = reinterpret_cast<const u8*>(p.k_scales + first_block * SCALES_PER_BLOCK);
-  Turn<STAGES> turn;
-  for (int tile = 0; tile < tiles; ++tile) {
+  const int tiles = item.tiles(p);
+  for (int tile = 0; tile <= tiles; ++tile) {
     const int stage = turn.stage;
     const Barrier full_k = shared.full_k(stage), full_v = shared.full_v(stage);
-    if (tile >= STAGES) shared.empty_k(stage).wait(turn.parity ^ 1);
+    shared.empty_k(stage).wait(turn.parity ^ 1);  // which new barriers let pass
     full_k.expect(TILE + SCALES);
     full_k.copy(shared.k(stage), k, TILE);
     full_k.copy(shared.k_scales(stage), scales, SCALES);
-    if (tile >= STAGES) shared.empty_v(stage).wait(turn.parity ^ 1);
-    full_v.expect(TILE);
-    full_v.copy(shared.v(stage), v, TILE);
-    k += TILE, v += TILE, scales += SCALES;
+    shared.empty_v(stage).wait(turn.parity ^ 1);
+    if (tile < tiles) {
+      full_v.expect(TILE);
+      full_v.copy(shared.v(stage), v, TILE);
+    } else {
+      full_v.arrive();
+    }
+    v += TILE;
+    if (tile + 1 < tiles) k += TILE, scales += SCALES;
     turn.advance();
   }
 }
@@ -62,18 +95,20 @@ __device__ __forceinline__ void produce(const Params& p, const Shared<HEAD_DIM, 
 // rows, 8 apart, and of every eight columns two.
 template <int HEAD_DIM, int STAGES>
 struct Consumer {
-  using Scores = u32[KEYS / 2];  // integers, then what Exponents reads
+  // Integers, then what Exponents reads.
+  using Scores = u32[KEYS / 2];
   using Product = u32[HEAD_DIM / 2];
 
   const Shared<HEAD_DIM, STAGES> shared;
+  const int group;  // among consumers
   Turn<STAGES> turn;
-  int block_row;  // first of the block's
+  int block_row;  // the item's first row
   float q_scale[2];
   float out[HEAD_DIM / 2];
-  float sum[2] = {0.0f, 0.0f};        // this thread's part of its rows' sums of P
-  float reference[2] = {-FLOAT_MAX, -FLOAT_MAX};  // what `out` and `sum` are measured by
+  float sum[2];        // this thread's part of its rows' sums of P
+  float reference[2];  // what `out` and `sum` are measured by
   u32 probabilities[KEYS / 32][4];
-  float weight[2];  // of the tile's P V in `out`
+  float weight[2];  // of P V in `out`
 
   // From scores to exponents: score * factor + shift. Scales of K differ from block to block.
   struct Exponents {
@@ -81,55 +116,122 @@ struct Consumer {
     float top[2];  // the largest of a row
   };
 
-  __device__ __forceinline__ explicit Consumer(const Shared<HEAD_DIM, STAGES>& s) : shared(s) {}
+  __device__ __forceinline__ explicit Consumer(const Shared<HEAD_DIM, STAGES>& s)
+      // Read from a lane, for the compiler to see that a warp has one, which uniform registers hold.
+      : shared(s), group(__shfl_sync(0xffffffff, threadIdx.x / GROUP - 1, 0)) {}
 
-  static __device__ __forceinline__ int group() { return threadIdx.x / GROUP - 1; }
-  __device__ __forceinline__ int first_row() const { return block_row + group() * GROUP_ROWS; }
+  __device__ __forceinline__ int first_row() const { return block_row + group * GROUP_ROWS; }
   static __device__ __forceinline__ int t() { return threadIdx.x % 4; }
   __device__ __forceinline__ int row(int r) const {
     return first_row() + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + 8 * r;
   }
 
+  __device__ __forceinline__ void take(const Params& p, const Item& item) {
+    start(p, item.row_block, item.first_row(p));
+    const int tiles = item.tiles(p);
+    Scores even, odd;
+    begin_scores(even, turn);
+    wgmma_wait<0>();
+    pin(even);
+    if constexpr (HEAD_DIM == KEYS) {  // P V takes the place of the scores that P was made of
+      clear(odd);
+      for (int tile = 0;;) {
+        take_tile(p, even, odd, odd, even, tile);
+        if (++tile == tiles) return finish(p, item, even);
+        take_tile(p, odd, even, even, odd, tile);
+        if (++tile == tiles) return finish(p, item, odd);
+      }
+    } else {
+      Product product;
+      clear(product);
+      for (int tile = 0;;) {
+        take_tile(p, even, odd, product, product, tile);
+        if (++tile == tiles) return finish(p, item, product);
+        take_tile(p, odd, even, product, product, tile);
+        if (++tile == tiles) return finish(p, item, product);
+      }
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ bool is_first_lane() { return threadIdx.x % 32 == 0; }
+
   __device__ __forceinline__ void start(const Params& p, int row_block, s64 head_row) {
     block_row = row_block * ROWS;
     constexpr int UNITS = HEAD_DIM / 16;
+    synchronise<GROUP>(1 + group);  // all of its warps have left the item before
 #pragma unroll
     for (int i = threadIdx.x % GROUP; i < GROUP_ROWS * UNITS; i += GROUP) {
       const int in_group = i / UNITS, unit = i % UNITS;
       const s64 source = head_row + min(first_row() + in_group, p.q_len - 1);
       store_shared_words(
-          shared.q(group()) + unit / 2 * (GROUP_ROWS * 32) + panel_offset(in_group, unit % 2 * 16),
+          shared.q(group) + unit / 2 * (GROUP_ROWS * 32) + panel_offset(in_group, unit % 2 * 16),
           *reinterpret_cast<const uint4*>(p.q_codes + source * HEAD_DIM + unit * 16));
     }
 #pragma unroll
-    for (int r = 0; r < 2; ++r) q_scale[r] = p.q_scales[head_row + min(row(r), p.q_len - 1)];
+    for (int r = 0; r < 2; ++r) {
+      q_scale[r] = p.q_scales[head_row + min(row(r), p.q_len - 1)];
+      sum[r] = weight[r] = 0.0f;
+      reference[r] = -FLOAT_MAX;
+    }
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; ++i) out[i] = 0.0f;
     publish_to_wgmma();
-    synchronise<GROUP>(1 + group());
+    synchronise<GROUP>(1 + group);
   }
 
-  __device__ __forceinline__ void run(const Params& p, int tiles) {
-    for (int tile = 0; tile < tiles; ++tile) {
-      Scores s;
-      multiply_keys(s);
-      const int end = (tile + 1) * KEYS;
-      if (end > p.kv_len || p.causal && end > block_row + 1) hide_keys(p, s, tile * KEYS);
-      find_p(s);
-      if (is_first_lane()) shared.empty_k(turn.stage).arrive();
+  static __device__ __forceinline__ void clear(Product& product) {
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / 2; ++i) product[i] = 0;
+  }
 
-      Product product;
-      multiply_values(product);
-      if (is_first_lane()) shared.empty_v(turn.stage).arrive();
-      add(product);
-      turn.advance();
+  // s: scores of the tile. next_scores: those of the next one, begun and waited for here.
+  // before: P V of the tile before, begun. product: P V of this one, begun here.
+  __device__ __forceinline__ void take_tile(const Params& p, Scores& s, Scores& next_scores,
+                                            Product& before, Product& product, int tile) {
+    const int end = (tile + 1) * KEYS;
+    if (end > p.kv_len || p.causal && end > block_row + 1) hide_keys(p, s, tile * KEYS);
+    Exponents e;
+    find_exponents(s, e);
+    if (is_first_lane()) shared.empty_k(turn.stage).arrive();
+    wgmma_wait<0>();
+    pin(before);
+    if (tile > 0 && is_first_lane()) shared.empty_v(turn.previous_stage()).arrive();
+    add(before);
+    follow(e.top);
+    begin_scores(next_scores, turn.next());
+    find_p(s, e);
+    begin_product(product);
+    turn.advance();
+    wgmma_wait<1>();
+    pin(next_scores);
+  }
+
+  // product: of the item's last tile, under way.
+  __device__ __forceinline__ void finish(const Params& p, const Item& item, Product& product) {
+    wgmma_wait<0>();
+    pin(product);
+    if (is_first_lane()) shared.empty_v(turn.previous_stage()).arrive();
+    // The place of the scores of no use; V's was not free before the other warpgroup left it.
+    shared.full_v(turn.stage).wait(turn.parity);
+    if (is_first_lane()) {
+      shared.empty_k(turn.stage).arrive();
+      shared.empty_v(turn.stage).arrive();
+    }
+    turn.advance();
+    add(product);
+    if (p.dtype == F16) {
+      store<F16>(p, item);
+    } else if (p.dtype == BF16) {
+      store<BF16>(p, item);
+    } else {
+      store<F32>(p, item);
     }
   }
 
   template <Dtype DTYPE>
-  __device__ __forceinline__ void store(const Params& p, int batch, int head, s64 head_row,
-                                        s64 kv_head) const {
-    const float* scales = p.v_channels + kv_head * 2 * HEAD_DIM;
+  __device__ __forceinline__ void store(const Params& p, const Item& item) const {
+    const float* scales = p.v_channels + item.kv_head(p) * 2 * HEAD_DIM;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float total = sum[r];
@@ -137,7 +239,7 @@ struct Consumer {
       total += __shfl_xor_sync(0xffffffff, total, 2);
       if (row(r) >= p.q_len) continue;
       if (p.lse != nullptr && t() == 0) {
-        p.lse[head_row + row(r)] = log_of_sum(reference[r], total, LOG2_UNIT);
+        p.lse[item.first_row(p) + row(r)] = log_of_sum(reference[r], total, LOG2_UNIT);
       }
       const float inverse = 1.0f / total;
 #pragma unroll
@@ -146,39 +248,35 @@ struct Consumer {
         if (channel >= p.head_dim) continue;
         const float2 scale = *reinterpret_cast<const float2*>(scales + channel);
         const float2 offset = *reinterpret_cast<const float2*>(scales + HEAD_DIM + channel);
-        p.out.template store<DTYPE>(batch, head, row(r), channel,
+        p.out.template store<DTYPE>(item.batch, item.head, row(r), channel,
                                     fmaf(out[4 * n + 2 * r] * inverse, scale.x, offset.x),
                                     fmaf(out[4 * n + 2 * r + 1] * inverse, scale.y, offset.y));
       }
     }
   }
 
- private:
-  static __device__ __forceinline__ bool is_first_lane() { return threadIdx.x % 32 == 0; }
-
-  __device__ __forceinline__ void multiply_keys(Scores& s) const {
-    const WgmmaOperand q = WgmmaOperand::panel(shared.q(group()));
-    const WgmmaOperand k = WgmmaOperand::panel(shared.k(turn.stage));
-    shared.full_k(turn.stage).wait(turn.parity);
+  __device__ __forceinline__ void begin_scores(Scores& s, const Turn<STAGES>& at) const {
+    const WgmmaOperand q = WgmmaOperand::panel(shared.q(group));
+    const WgmmaOperand k = WgmmaOperand::panel(shared.k(at.stage));
+    shared.full_k(at.stage).wait(at.parity);
     wgmma_begin();
 #pragma unroll
     for (int step = 0; step < HEAD_DIM / 32; ++step) {
       wgmma_s8(s, q + step * (GROUP_ROWS * 32), k + step * (KEYS * 32), step > 0);
     }
-    wgmma_end();
-    pin(s);
+    wgmma_commit();
   }
 
-  __device__ __forceinline__ void multiply_values(Product& product) const {
+  __device__ __forceinline__ void begin_product(Product& product) const {
     const WgmmaOperand v = WgmmaOperand::panel(shared.v(turn.stage));
     shared.full_v(turn.stage).wait(turn.parity);
     wgmma_begin();
 #pragma unroll
     for (int step = 0; step < KEYS / 32; ++step) {
-      wgmma_u8(product, probabilities[step], v + step * (HEAD_DIM * 32), step > 0);
+      wgmma_u8(product, probabilities[step], v + step * (HEAD_DIM * 32),
+               step > 0);
     }
-    wgmma_end();
-    pin(product);
+    wgmma_commit();
   }
 
   __device__ __forceinline__ void hide_keys(const Params& p, Scores& s, int first_key) const {
@@ -194,10 +292,7 @@ struct Consumer {
   }
 
   // P of a tile, its weight, and what both add to the sums.
-  __device__ __forceinline__ void find_p(Scores& s) {
-    Exponents e;
-    find_exponents(s, e);
-    follow(e.top);
+  __device__ __forceinline__ void find_p(const Scores& s, const Exponents& e) {
     u32 total[2] = {0, 0};
     float x[2][8];  // of these sixteen keys and of those before
 #pragma unroll
@@ -347,31 +442,18 @@ __global__ void __launch_bounds__((1 + CONSUMERS) * GROUP, 1)
 sm90_int8_attention(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) u8 memory[];
   const Shared<HEAD_DIM, STAGES> shared{shared_address_of(memory)};
-  const int row_blocks = (p.q_len + ROWS - 1) / ROWS;
-  const int batch_head = blockIdx.x / row_blocks;
-  int row_block = blockIdx.x % row_blocks;
-  if (p.causal) row_block = row_blocks - 1 - row_block;  // the longest first
-  const int head = batch_head % p.q_heads, batch = batch_head / p.q_heads;
-  const s64 kv_head = static_cast<s64>(batch) * p.kv_heads + head / (p.q_heads / p.kv_heads);
-  const int keys = p.causal ? min(p.kv_len, (row_block + 1) * ROWS) : p.kv_len;
-  const int tiles = (keys + KEYS - 1) / KEYS;
   if (threadIdx.x == 0) shared.start();
   __syncthreads();
   if (threadIdx.x < GROUP) {
     give_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == 0) produce(p, shared, kv_head, tiles);
+    if (threadIdx.x > 0) return;
+    Turn<STAGES> turn;
+    for (int i = blockIdx.x; i < Item::count(p); i += gridDim.x) {
+      produce(p, Item(p, i), shared, turn);
+    }
   } else {
     take_registers<CONSUMER_REGISTERS>();
-    const s64 head_row = static_cast<s64>(batch_head) * p.q_len;
     Consumer<HEAD_DIM, STAGES> consumer(shared);
-    consumer.start(p, row_block, head_row);
-    consumer.run(p, tiles);
-    if (p.dtype == F16) {
-      consumer.template store<F16>(p, batch, head, head_row, kv_head);
-    } else if (p.dtype == BF16) {
-      consumer.template store<BF16>(p, batch, head, head_row, kv_head);
-    } else {
-      consumer.template store<F32>(p, batch, head, head_row, kv_head);
-    }
+    for (int i = blockIdx.x; i < Item::count(p); i += gridDim.x) consumer.take(p, Item(p, i));
   }
 }

@@ -11,8 +11,8 @@ MOST_BLOCKS_EACH = 8
 ALIGNMENT = 256  # bytes, of the parts of a buffer
 
 
-def padded_head_dim(channels: int) -> int:
-    return next(d for d in HEAD_DIMS if d >= channels)
+def padded_head_dim(channels: int, head_dims: tuple[int, ...] = HEAD_DIMS) -> int:
+    return next(d for d in head_dims if d >= channels)
 
 
 def parts(whole: int, part: int) -> int:
@@ -30,6 +30,11 @@ def chunk(reductions: int, tokens: int, device: int) -> tuple[int, int]:
 def blocks_each(blocks: int, device: int) -> int:
     """How many of ``blocks`` in all one block of threads packs: enough of those for every SM."""
     return max(1, min(MOST_BLOCKS_EACH, blocks // (16 * _multiprocessors(device))))
+
+
+def one_each(blocks: int, device: int) -> int:
+    """Blocks to launch of kernels whose blocks go on to the next one's work: one for every SM."""
+    return min(blocks, _multiprocessors(device))
 
 
 def place(sizes: dict[str, int]) -> dict[str, int]:
