@@ -114,14 +114,20 @@ __device__ void pack_values(const Values& p, int batch, int head, s64 kv_head, i
   for (int unit = warp; unit < panels * (HEAD_DIM / 32); unit += VALUE_THREADS / 32) {
     const int panel = part * (VALUE_TOKENS / 32) + unit / (HEAD_DIM / 32);
     const int channel = unit % (HEAD_DIM / 32) * 32 + octet;
-    Octet<DTYPE> octets[4];
+    int keys[4];
+    bool taken[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int key = panel * 32 + four + i;
+      keys[i] = panel * 32 + four + i;
+      taken[i] = keys[i] < p.kv_len && channel < p.head_dim;
+    }
+    p.live.narrow(taken, batch, head, keys);
+    Octet<DTYPE> octets[4];
+    const char* from = p.v.token<DTYPE>(batch, head, keys[0]) + channel * ELEMENT_BYTES<DTYPE>;
+#pragma unroll
+    for (int i = 0; i < 4; ++i, from += p.v.token_stride * ELEMENT_BYTES<DTYPE>) {
       octets[i].clear();
-      if (key < p.kv_len && channel < p.head_dim && p.live(batch, head, key)) {
-        octets[i].load(p.v.token<DTYPE>(batch, head, key) + channel * ELEMENT_BYTES<DTYPE>);
-      }
+      if (taken[i]) octets[i].load(from);
     }
     u8* codes = p.codes + (kv_head * p.blocks * (BLOCK_KEYS / 32) + panel) * (HEAD_DIM * 32);
 #pragma unroll

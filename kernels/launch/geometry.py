@@ -7,6 +7,7 @@ import torch
 HEAD_DIMS = (64, 96, 128, 256)  # others are padded to the next
 MOST_CHUNKS = 32  # every block of a packing kernel reads what was found in all of them
 SMALLEST_CHUNK = 256  # tokens
+TURN = 128  # tokens that the threads of a block read at a time
 MOST_BLOCKS_EACH = 8
 ALIGNMENT = 256  # bytes, of the parts of a buffer
 
@@ -23,7 +24,8 @@ def chunk(reductions: int, tokens: int, device: int) -> tuple[int, int]:
     """Into how many chunks of how many tokens each of ``reductions`` tensors is cut."""
     wanted = parts(4 * _multiprocessors(device), reductions)
     chunks = max(1, min(wanted, MOST_CHUNKS, tokens // SMALLEST_CHUNK))
-    size = parts(tokens, chunks)
+    # Whole turns of a block's threads, whose loads need no test of each token.
+    size = parts(tokens, chunks * TURN) * TURN
     return parts(tokens, size), size
 
 

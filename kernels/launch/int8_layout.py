@@ -17,7 +17,7 @@ from .operands import in_vectors
 BLOCK_KEYS = 64
 WGMMA_KEYS = 128  # of a tile of the attention kernel for compute capability 9.0
 WGMMA_HEAD_DIMS = (64, 128)
-Q_TOKENS, K_TOKENS, VALUE_TOKENS = 128, 512, 256  # per block of threads of the quantising kernels
+Q_TOKENS, K_TOKENS, VALUE_TOKENS = 256, 512, 256  # per block of threads of the quantising kernels
 # V up to this long is packed in the first launch, by blocks that all read the whole of it.
 SHORT = 1024
 

@@ -6,7 +6,6 @@ import torch
 
 from ..jit.loader import launch
 from ..jit.variants import Variant
-from ..reference.smoothing import hadamard
 from . import operands
 from .geometry import HEAD_DIMS
 from .int8_layout import (
@@ -71,15 +70,7 @@ class Packed(NamedTuple):
         head_dim = self.layout.head_dim
         means = self.buffer[self.layout.k_means :][: batch * heads * head_dim * 4]
         means = means.view(torch.float32).view(batch, heads, 1, head_dim)
-        return rotate_back(means)[..., :channels]
-
-
-def rotate_back(means: torch.Tensor) -> torch.Tensor:
-    """Means of K [..., D], which ``quantise_keys`` of int8_queries_keys.cuh leaves rotated."""
-    # Its rotation leaves out the root of the block's size, and has RANGE = 1 / 256.
-    head_dim = means.shape[-1]
-    root = (head_dim & -head_dim) ** -0.5
-    return means @ hadamard(head_dim, means.device) * (256 * root)
+        return means[..., :channels]
 
 
 def quantise(

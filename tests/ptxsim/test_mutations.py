@@ -39,9 +39,9 @@ INT8_FAULTS = [
         UNDER_WAY,
     ),
     (
-        "int8_queries_keys.cuh",
-        "__syncthreads();\n  if (threadIdx.x < HEAD_DIM) {\n    float sum",
-        "if (threadIdx.x < HEAD_DIM) {\n    float sum",
+        "token_sample.cuh",
+        "__syncthreads();\n    float sum",
+        "float sum",
         f"{RACE}|nothing was written",
     ),
     (
@@ -60,11 +60,11 @@ INT8_FAULTS = [
     # Ends of tensors.
     (
         "int8_queries_keys.cuh",
-        "keys[r] < v.kv_len && ",
-        "keys[r] <= v.kv_len && ",
+        "keys[r] < v.kv_len;",
+        "keys[r] <= v.kv_len;",
         f"{NUMBERS}|{OUTSIDE}",
     ),
-    ("int8_values.cuh", "key < p.kv_len && channel", "channel", OUTSIDE),
+    ("int8_values.cuh", "keys[i] < p.kv_len && channel", "channel", OUTSIDE),
     (
         "int8_warp.cuh",
         "bool hidden = key + i > last_key;",
@@ -111,7 +111,7 @@ FP4_FAULTS = [
         f"{NUMBERS}|{RACE}",
     ),
     # Ends of tensors.
-    ("live_keys.cuh", "token < end && live", "live", f"{NUMBERS}|{OUTSIDE}"),
+    ("live_keys.cuh", "tokens[a] < end", "true", f"{NUMBERS}|{OUTSIDE}"),
     (
         "fp4_warp.cuh",
         "key_of(n, i % 2) > last_key[i / 2]",
