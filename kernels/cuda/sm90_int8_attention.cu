@@ -4,9 +4,8 @@
 // each. Of such a warpgroup's two products one is always under way: that of the next tile's scores
 // while it turns this tile's into P (see int8_probabilities.cuh), and P V while it looks for the
 // largest of the next scores. What an SM spends on a tile, docs/kernel-notes-int8.md takes apart.
-#include "int8_probabilities.cuh"
 #include "output.cuh"
-#include "sm90_int8_shared.cuh"
+#include "sm90_int8_exponents.cuh"
 #include "wgmma.cuh"
 
 struct Params {
@@ -25,11 +24,6 @@ struct Params {
 };
 
 constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
-
-// Factors from integer scores to exponents: the product with infinity must exist.
-constexpr float SMALLEST_FACTOR = 1.2e-38f;
-// A score that nothing sees: beside MAGIC it is negative infinity.
-constexpr u32 HIDDEN = NEGATIVE_INFINITY_BITS - MAGIC_BITS;
 
 // A block's share of the work: ROWS rows of one head of Q against all of the head's keys, one after
 // the other, as long as there are any.
@@ -95,8 +89,6 @@ __device__ __forceinline__ void produce(const Params& p, const Item& item,
 // rows, 8 apart, and of every eight columns two.
 template <int HEAD_DIM, int STAGES>
 struct Consumer {
-  // Integers, then what Exponents reads.
-  using Scores = u32[KEYS / 2];
   using Product = u32[HEAD_DIM / 2];
 
   const Shared<HEAD_DIM, STAGES> shared;
@@ -109,12 +101,6 @@ struct Consumer {
   float reference[2];  // what `out` and `sum` are measured by
   u32 probabilities[KEYS / 32][4];
   float weight[2];  // of P V in `out`
-
-  // From scores to exponents: score * factor + shift. Scales of K differ from block to block.
-  struct Exponents {
-    float factor[2][BLOCKS], shift[2][BLOCKS];
-    float top[2];  // the largest of a row
-  };
 
   __device__ __forceinline__ explicit Consumer(const Shared<HEAD_DIM, STAGES>& s)
       // Read from a lane, for the compiler to see that a warp has one, which uniform registers hold.
@@ -192,7 +178,7 @@ struct Consumer {
     const int end = (tile + 1) * KEYS;
     if (end > p.kv_len || p.causal && end > block_row + 1) hide_keys(p, s, tile * KEYS);
     Exponents e;
-    find_exponents(s, e);
+    e.find(s, q_scale, shared.k_scales(turn.stage) + t() * 4);
     if (is_first_lane()) shared.empty_k(turn.stage).arrive();
     wgmma_wait<0>();
     pin(before);
@@ -273,8 +259,7 @@ struct Consumer {
     wgmma_begin();
 #pragma unroll
     for (int step = 0; step < KEYS / 32; ++step) {
-      wgmma_u8(product, probabilities[step], v + step * (HEAD_DIM * 32),
-               step > 0);
+      wgmma_u8(product, probabilities[step], v + step * (HEAD_DIM * 32), step > 0);
     }
     wgmma_commit();
   }
@@ -298,7 +283,7 @@ struct Consumer {
 #pragma unroll
     for (int sixteen = 0; sixteen <= KEYS / 16; ++sixteen) {
       const float(&before)[8] = x[(sixteen + 1) % 2];
-      if (sixteen < KEYS / 16) find_exponentials(s, e, sixteen, before, x[sixteen % 2]);
+      if (sixteen < KEYS / 16) e.raise(s, sixteen, before, x[sixteen % 2]);
       if (sixteen > 0) pack(before, sixteen - 1, total);
     }
 #pragma unroll
@@ -308,116 +293,12 @@ struct Consumer {
     }
   }
 
-  // x: what this thread has of 16 keys, in the order of scores.
-  static __device__ __forceinline__ void find_exponentials(const Scores& s, const Exponents& e,
-                                                           int sixteen, const float (&before)[8],
-                                                           float (&x)[8]) {
-    const int block = sixteen / 4;
-    float shift[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      shift[r] = e.shift[r][block];
-      // Adds nothing, but makes the compiler wait for the keys before: left alone it puts all of a
-      // tile's FFMA before all of its exponentials, and of two units one idles at a time.
-      if (sixteen > 0) shift[r] = fmaf(before[2 * r], 0.0f, shift[r]);
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int r = i / 2 % 2;
-      const float score = as_float(s[sixteen * 8 + i] + MAGIC_BITS);
-      x[i] = exp2_approx(fmaf(score, e.factor[r][block], shift[r]));
-    }
-  }
-
   __device__ __forceinline__ void pack(const float (&x)[8], int sixteen, u32 (&total)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const u32 bytes = round_to_bytes(x[2 * r], x[2 * r + 1], x[2 * r + 4], x[2 * r + 5]);
       probabilities[sixteen / 2][sixteen % 2 * 2 + r] = bytes;
       total[r] = add_bytes(bytes, total[r]);
-    }
-  }
-
-  __device__ __forceinline__ void find_exponents(Scores& s, Exponents& e) const {
-    const u32 scales = shared.k_scales(turn.stage) + t() * 4;
-    float largest_factor = 0.0f;
-#pragma unroll
-    for (int block = 0; block < BLOCKS; ++block) {
-      const float k_scale = load_shared_float(scales + block * (SCALES_PER_BLOCK * 4));
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        e.factor[r][block] =
-            max_nan(min_nan(q_scale[r] * k_scale, LARGEST_FACTOR), SMALLEST_FACTOR);
-        largest_factor = fmaxf(largest_factor, e.factor[r][block]);
-      }
-    }
-    float largest[2][BLOCKS];
-    find_largest(s, largest);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      e.top[r] = -FLOAT_MAX;
-#pragma unroll
-      for (int block = 0; block < BLOCKS; ++block) {
-        e.top[r] = max_nan(e.top[r], __fmul_rn(largest[r][block], e.factor[r][block]));
-      }
-    }
-#pragma unroll
-    for (int distance = 1; distance < 4; distance *= 2) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        e.top[r] = max_nan(e.top[r], __shfl_xor_sync(0xffffffff, e.top[r], distance));
-      }
-    }
-    if (__any_sync(0xffffffff, largest_factor > LARGEST_FAST_FACTOR)) {
-      take_largest(s, largest, e);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 2 * BLOCKS; ++i) {
-        const int r = i % 2, block = i / 2;
-        e.shift[r][block] = fmaf(-MAGIC_WITH_MARGIN, e.factor[r][block], LOG2_255 - e.top[r]);
-      }
-    }
-  }
-
-  // Of a row and block; negative infinity where all of it is hidden.
-  static __device__ __forceinline__ void find_largest(const Scores& s,
-                                                      float (&largest)[2][BLOCKS]) {
-    // Chains of maxima side by side, as each waits for itself; one instruction takes three numbers.
-    s32 chains[2 * BLOCKS];
-#pragma unroll
-    for (int i = 0; i < 16; i += 2) {
-#pragma unroll
-      for (int chain = 0; chain < 2 * BLOCKS; ++chain) {
-        const int at = chain / 2 * 32 + i / 2 * 4 + chain % 2 * 2;
-        const s32 larger = max(static_cast<s32>(s[at]), static_cast<s32>(s[at + 1]));
-        chains[chain] = i > 0 ? max(chains[chain], larger) : larger;
-      }
-    }
-#pragma unroll
-    for (int chain = 0; chain < 2 * BLOCKS; ++chain) {
-      largest[chain % 2][chain / 2] = as_number(chains[chain]);
-    }
-  }
-
-  static __device__ __forceinline__ float as_number(u32 score) {
-    return as_float(score + MAGIC_BITS) - MAGIC;
-  }
-
-  // The exact path: differences from the largest score of the block, which are exact, so that no
-  // exponent exceeds the row's.
-  static __device__ __forceinline__ void take_largest(Scores& s,
-                                                      const float (&largest)[2][BLOCKS],
-                                                      Exponents& e) {
-#pragma unroll
-    for (int i = 0; i < KEYS / 2; ++i) {
-      const float least = fmaxf(largest[i / 2 % 2][i / 32], -FLOAT_MAX);
-      s[i] = as_bits(as_number(s[i]) - least) - MAGIC_BITS;
-    }
-#pragma unroll
-    for (int i = 0; i < 2 * BLOCKS; ++i) {
-      const int r = i % 2, block = i / 2;
-      e.shift[r][block] =
-          __fmul_rn(largest[r][block], e.factor[r][block]) - e.top[r] + LOG2_255;
     }
   }
 

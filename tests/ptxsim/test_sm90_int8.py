@@ -149,8 +149,10 @@ FAULTS = {
         "    wgmma_wait<0>();\n    pin(before);\n    if (false &&",
     ),
     "scales are given back before they are read": (
-        "find_exponents(s, e);\n    if (is_first_lane()) shared.empty_k(turn.stage).arrive();\n",
-        "if (is_first_lane()) shared.empty_k(turn.stage).arrive();\n    find_exponents(s, e);\n",
+        "e.find(s, q_scale, shared.k_scales(turn.stage) + t() * 4);\n"
+        "    if (is_first_lane()) shared.empty_k(turn.stage).arrive();\n",
+        "if (is_first_lane()) shared.empty_k(turn.stage).arrive();\n"
+        "    e.find(s, q_scale, shared.k_scales(turn.stage) + t() * 4);\n",
     ),
     "scales are not waited for": ("expect(TILE + SCALES)", "expect(TILE)"),
     "Q is not waited for": ("publish_to_wgmma();\n    synchronise<GROUP>(1 + group);\n", ""),
@@ -164,7 +166,6 @@ FAULTS = {
     "the last key is hidden": (">= visible)", ">= visible - 1)"),
     "a key too many is seen": (">= visible)", "> visible)"),
     "the output does not follow its reference": ("*= shrink[i / 2 % 2]", "*= 1.0f"),
-    "K's blocks share a scale": ("scales + block * (SCALES_PER_BLOCK * 4)", "scales"),
     "tiles weigh the same": (
         "weight[r] = weight_of(e.top[r], reference[r])",
         "weight[r] = exp2_approx(LOG2_WEIGHT)",
@@ -189,12 +190,18 @@ def test_faults_are_found(use, fault):
 @pytest.mark.parametrize(
     ("file", "text", "other", "message"),
     [
+        (
+            "sm90_int8_exponents.cuh",
+            "k_scales + block * (SCALES_PER_BLOCK * 4)",
+            "k_scales",
+            "rel_l1=",
+        ),
         ("sm90_int8_attention.cu", "publish_to_wgmma();", "", "no proxy fence"),
         ("sm90_int8_attention.cu", "wgmma_begin();", "", r"no wgmma\.fence"),
         ("sm90_int8_attention.cu", "wgmma_commit();", "", "rel_l1=|same bits|no wgmma"),
     ],
 )
-def test_a_missing_fence_or_commit_is_found(use, file, text, other, message):
+def test_faults_are_found_for_what_they_are(use, file, text, other, message):
     simulator = use(Simulator(90, edit=(file, text, other)))
     with pytest.raises((AssertionError, KernelError), match=message):
         check_long_and_short(simulator)
