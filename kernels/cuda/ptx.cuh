@@ -123,14 +123,6 @@ __device__ __forceinline__ void copy_16_bytes_async(u32 shared_address, const vo
                : "memory");
 }
 
-// The same where `exists`; else 16 zero bytes, and nothing is read.
-__device__ __forceinline__ void copy_16_bytes_or_zeros_async(u32 shared_address, const void* global,
-                                                             bool exists) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address), "l"(global),
-               "r"(exists ? 16 : 0)
-               : "memory");
-}
-
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Wait until at most `PENDING` of this thread's committed groups of copies are under way.

@@ -63,12 +63,6 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// Waits for all products since wgmma_begin().
-__device__ __forceinline__ void wgmma_end() {
-  wgmma_commit();
-  wgmma_wait<0>();
-}
-
 // Keeps the compiler from reading or moving registers of a product that is under way.
 template <int N>
 __device__ __forceinline__ void pin(u32 (&registers)[N]) {
