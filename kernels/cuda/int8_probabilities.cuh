@@ -39,8 +39,9 @@ __device__ __forceinline__ float weight_of(float top, float reference) {
 // shrink: what that does to whatever is kept in units of the reference, as `sum` is.
 __device__ __forceinline__ bool follow_tops(const float (&top)[2], float (&reference)[2],
                                             float (&sum)[2], float (&shrink)[2]) {
+  // Differences, which are exact where they are small: a sum of 10^8 and the slack would be rounded.
   const bool behind =
-      top[0] > reference[0] + REFERENCE_SLACK || top[1] > reference[1] + REFERENCE_SLACK;
+      top[0] - reference[0] > REFERENCE_SLACK || top[1] - reference[1] > REFERENCE_SLACK;
   if (!__any_sync(0xffffffff, behind)) return false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {

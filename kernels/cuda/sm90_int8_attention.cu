@@ -116,6 +116,8 @@ struct Consumer {
     start(p, item.row_block, item.first_row(p));
     const int tiles = item.tiles(p);
     Scores even, odd;
+    // Of no use, but ptxas 12.8 ends every product at once where one begins on what nothing defined.
+    clear(even);
     begin_scores(even, turn);
     wgmma_wait<0>();
     pin(even);
@@ -166,9 +168,10 @@ struct Consumer {
     synchronise<GROUP>(1 + group);
   }
 
-  static __device__ __forceinline__ void clear(Product& product) {
+  template <int N>
+  static __device__ __forceinline__ void clear(u32 (&accumulators)[N]) {
 #pragma unroll
-    for (int i = 0; i < HEAD_DIM / 2; ++i) product[i] = 0;
+    for (int i = 0; i < N; ++i) accumulators[i] = 0;
   }
 
   // s: scores of the tile. next_scores: those of the next one, begun and waited for here.
