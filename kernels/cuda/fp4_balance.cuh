@@ -10,11 +10,11 @@
 #pragma once
 
 #include "fp4_quantise.cuh"
+#include "token_sample.cuh"
 
 // Of a channel's deviation beside the largest of its head: below, it is taken as this.
 constexpr float SMALLEST_SHARE = 1.0f / 4096;
 constexpr float SMALLEST_NORM = 1e-33f;  // NVFP4_MAX and a factor over it must stay finite
-constexpr int SAMPLES = 128;             // tokens of a head
 
 // The mean deviation from the mean of each channel of one head of Q or K, times RANGE; by all
 // threads.
@@ -22,61 +22,17 @@ template <int HEAD_DIM, Dtype DTYPE>
 __device__ __forceinline__ void find_deviations(const Tensor& source, const LiveKeys& live, int batch,
                                                 int head, int tokens, int head_dim,
                                                 float* deviations) {
-  constexpr int OCTETS = HEAD_DIM / 8, ROWS = THREADS / OCTETS;
-  constexpr int EACH = (SAMPLES + ROWS - 1) / ROWS;  // tokens of a thread
-  __shared__ float sums[ROWS][HEAD_DIM], mean[HEAD_DIM];
-  __shared__ int counts[ROWS];
-  const int octet = threadIdx.x % OCTETS, row = threadIdx.x / OCTETS;
-  const bool takes_part = row < ROWS && 8 * octet < head_dim;
-  Octet<DTYPE> octets[EACH];
-  bool taken[EACH];
-  int count = 0;
-#pragma unroll
-  for (int i = 0; i < EACH; ++i) {
-    const int sample = row + i * ROWS;
-    int token = -1;
-    if (row < ROWS && sample < SAMPLES) {
-      token = choose_sample<SAMPLES>(live, batch, head, tokens, sample);
-    }
-    octets[i].clear();
-    taken[i] = token >= 0;
-    count += taken[i];
-    if (taken[i] && takes_part) {
-      octets[i].load(source.token<DTYPE>(batch, head, token) + octet * 8 * ELEMENT_BYTES<DTYPE>);
-    }
-  }
-  if (row < ROWS && octet == 0) counts[row] = count;
-  // The first time sums of values, the second time those of their distances from the mean.
-#pragma unroll
-  for (int time = 0; time < 2; ++time) {
-    if (row < ROWS) {
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        const float center = time == 0 ? 0.0f : mean[8 * octet + e];
-        float sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < EACH; ++i) {
-          const float x = fmaf(octets[i][e], RANGE, -center);
-          if (taken[i]) sum += time == 0 ? x : fabsf(x);
-        }
-        sums[row][8 * octet + e] = sum;
-      }
-    }
-    __syncthreads();
-    if (threadIdx.x < HEAD_DIM) {
-      float sum = 0.0f;
-      int total = 0;
-#pragma unroll 4
-      for (int r = 0; r < ROWS; ++r) sum += sums[r][threadIdx.x], total += counts[r];
-      const float average = sum / max(total, 1);
-      if (time == 0) {
-        mean[threadIdx.x] = average;
-      } else {
-        deviations[threadIdx.x] = average;
-      }
-    }
-    __syncthreads();
-  }
+  using Sample = TokenSample<HEAD_DIM, DTYPE, THREADS>;
+  __shared__ typename Sample::Shared shared;
+  __shared__ float mean[HEAD_DIM];
+  const Sample sample(shared, source, live, batch, head, tokens, head_dim);
+  const float average = sample.average(shared, [](float x, int) { return x; });
+  if (threadIdx.x < HEAD_DIM) mean[threadIdx.x] = average;
+  __syncthreads();
+  const float deviation =
+      sample.average(shared, [&](float x, int channel) { return fabsf(x - mean[channel]); });
+  if (threadIdx.x < HEAD_DIM) deviations[threadIdx.x] = deviation;
+  __syncthreads();
 }
 
 __device__ __forceinline__ float share_of_largest(float x, float (&per_warp)[THREADS / 32]) {

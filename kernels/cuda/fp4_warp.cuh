@@ -162,8 +162,9 @@ struct Warp {
     float highest[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) highest[r] = fmaxf(top[0][r], top[1][r]);
-    const bool behind = (highest[0] > reference[0] + REFERENCE_SLACK) |
-                        (highest[1] > reference[1] + REFERENCE_SLACK);
+    // Differences, which are exact where they are small: a sum of 10^8 and the slack would be rounded.
+    const bool behind = (highest[0] - reference[0] > REFERENCE_SLACK) |
+                        (highest[1] - reference[1] > REFERENCE_SLACK);
     if (!__any_sync(ALL, behind)) return;
     float shrink[2];
 #pragma unroll

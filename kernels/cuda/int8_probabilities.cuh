@@ -4,8 +4,10 @@
 // normal tokens is 2.3% with the running maximum, 0.6% with this one), and nothing is rescaled as
 // maxima grow: P V, exact in integers, joins an FP32 accumulator weighted by the tile's maximum.
 //
-// Integers become floats for free where they stand beside MAGIC: the sum of the bits, read as a
-// float, is that number plus the integer.
+// Integers become floats for free. Scores stand beside MAGIC: the sum of the bits, read as a float,
+// is that number plus the integer. P V is never negative, as codes of V are not, and stays below
+// DENORMAL_RANGE: its bits, read as a float, are the integer times 2^-149, which FFMA takes as it
+// takes any other number.
 #pragma once
 
 #include "int8_layout.cuh"
@@ -19,22 +21,27 @@ constexpr float LOG2_255 = 7.99435343685886f;
 constexpr float LARGEST_FAST_FACTOR = 1.0f / 128;
 constexpr float MAGIC_WITH_MARGIN = MAGIC + 4.0f;
 
-// A row's accumulator is kept in units of 2^reference. The reference moves only when a tile's
-// maximum leaves it this far below; FP32 has the range, and rows seldom need a second one.
-constexpr float REFERENCE_SLACK = 64.0f;
+constexpr int DENORMAL_RANGE = 1 << 23;
 
-// Adding P V as it comes, MAGIC included, saves an instruction per element; the sum of what MAGIC
-// added is taken off after this many tiles, before its rounding is felt: by then a unit of FP32 is
-// 32 units of P V, whose quantisation is off by about a hundred.
-constexpr int TILES_PER_SETTLEMENT = 32;
+// A row's accumulator and its sum of P are kept in units of 2^(reference - LOG2_WEIGHT + 149), so
+// that a tile's weight is a normal number however far its maximum is below the reference. This one
+// moves only when a tile's maximum leaves it REFERENCE_SLACK below, which few rows see twice; the
+// weight is then at most 2^(LOG2_WEIGHT + REFERENCE_SLACK).
+constexpr float LOG2_WEIGHT = 100.0f, REFERENCE_SLACK = 24.0f;
+constexpr float LOG2_UNIT = LOG2_255 + LOG2_WEIGHT - 149.0f;  // of a sum of P, see log_of_sum()
+
+// A tile's weight, by its maximum.
+__device__ __forceinline__ float weight_of(float top, float reference) {
+  return exp2_approx(top - reference + LOG2_WEIGHT);
+}
 
 // Moves the references of a lane's two rows if tops of the warp left theirs behind, and says so.
-// shrink: what that does to whatever is kept in units of 2^reference, as `sum` and `unsettled` are.
+// shrink: what that does to whatever is kept in units of the reference, as `sum` is.
 __device__ __forceinline__ bool follow_tops(const float (&top)[2], float (&reference)[2],
-                                            float (&sum)[2], float (&unsettled)[2],
-                                            float (&shrink)[2]) {
+                                            float (&sum)[2], float (&shrink)[2]) {
+  // Differences, which are exact where they are small: a sum of 10^8 and the slack would be rounded.
   const bool behind =
-      top[0] > reference[0] + REFERENCE_SLACK || top[1] > reference[1] + REFERENCE_SLACK;
+      top[0] - reference[0] > REFERENCE_SLACK || top[1] - reference[1] > REFERENCE_SLACK;
   if (!__any_sync(0xffffffff, behind)) return false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -42,7 +49,6 @@ __device__ __forceinline__ bool follow_tops(const float (&top)[2], float (&refer
     shrink[r] = exp2_approx(reference[r] - moved);
     reference[r] = moved;
     sum[r] *= shrink[r];
-    unsettled[r] *= shrink[r];
   }
   return true;
 }

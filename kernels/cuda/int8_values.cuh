@@ -1,7 +1,8 @@
 // V of one head to INT8: a scale and an offset per channel over all tokens, codes transposed.
 //
 // A channel's codes span its range over the live tokens, so that an offset common to all of them
-// costs no resolution; attention weights sum to one, and so it is added back to the output.
+// costs no resolution; attention weights sum to one, and so it is added back to the output. Codes
+// are 1..255, so that products with P are never negative.
 #pragma once
 
 #include "int8_layout.cuh"
@@ -10,6 +11,7 @@
 constexpr int VALUE_THREADS = 256;
 constexpr int VALUE_TOKENS = 256;   // packed by one block of threads
 constexpr float HALF_RANGE = 126.5f;  // in codes: half a code is left for rounding the offset
+constexpr float MIDDLE_CODE = 128.0f;
 
 struct Values {
   Tensor v;
@@ -92,7 +94,7 @@ __device__ void choose_scales(const Values& p, s64 kv_head, bool writes,
     // The offset is a whole number of codes and must fit beside MAGIC.
     half = max_nan(half, fabsf(middle) * (HALF_RANGE / (MAGIC_RANGE / 2)));
     const float inverse = HALF_RANGE / half, scale = half * (1.0f / HALF_RANGE);
-    const float offset = rintf(middle * inverse);
+    const float offset = rintf(middle * inverse) - MIDDLE_CODE;
     shared.inverse[threadIdx.x] = inverse, shared.origin[threadIdx.x] = MAGIC - offset;
     if (writes) {
       float* channels = p.channels + kv_head * 2 * HEAD_DIM + threadIdx.x;
@@ -112,14 +114,20 @@ __device__ void pack_values(const Values& p, int batch, int head, s64 kv_head, i
   for (int unit = warp; unit < panels * (HEAD_DIM / 32); unit += VALUE_THREADS / 32) {
     const int panel = part * (VALUE_TOKENS / 32) + unit / (HEAD_DIM / 32);
     const int channel = unit % (HEAD_DIM / 32) * 32 + octet;
-    Octet<DTYPE> octets[4];
+    int keys[4];
+    bool taken[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int key = panel * 32 + four + i;
+      keys[i] = panel * 32 + four + i;
+      taken[i] = keys[i] < p.kv_len && channel < p.head_dim;
+    }
+    p.live.narrow(taken, batch, head, keys);
+    Octet<DTYPE> octets[4];
+    const char* from = p.v.token<DTYPE>(batch, head, keys[0]) + channel * ELEMENT_BYTES<DTYPE>;
+#pragma unroll
+    for (int i = 0; i < 4; ++i, from += p.v.token_stride * ELEMENT_BYTES<DTYPE>) {
       octets[i].clear();
-      if (key < p.kv_len && channel < p.head_dim && p.live(batch, head, key)) {
-        octets[i].load(p.v.token<DTYPE>(batch, head, key) + channel * ELEMENT_BYTES<DTYPE>);
-      }
+      if (taken[i]) octets[i].load(from);
     }
     u8* codes = p.codes + (kv_head * p.blocks * (BLOCK_KEYS / 32) + panel) * (HEAD_DIM * 32);
 #pragma unroll

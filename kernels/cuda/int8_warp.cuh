@@ -1,6 +1,6 @@
 // Sixteen rows of Q against one tile of keys after the other: what a warp of INT8 attention does.
 //
-// S = Q K^T in s8 x s8, from the bits of MAGIC; P as in int8_probabilities.cuh; P V in u8 x s8.
+// S = Q K^T in s8 x s8, from the bits of MAGIC; P as in int8_probabilities.cuh; P V in u8 x u8.
 //
 // On an H200 an IMMA takes its scheduler six cycles, however many warps there are, and with four
 // FFMA or HADD2 beside it, ten. No unit is full, though: two warps per scheduler, which is what the
@@ -24,14 +24,13 @@ struct Warp {
   static constexpr int PANEL = BLOCK_KEYS * 32;        // bytes of 32 channels of a block of K
   static constexpr int V_PANEL = HEAD_DIM * 32;        // bytes of 32 keys of a block of V
   static_assert(HEAD_DIM * 127 * 127 < MAGIC_RANGE, "scores must fit beside MAGIC");
-  static_assert(KEYS * 255 * 127 < MAGIC_RANGE, "products P V must fit beside MAGIC");
+  static_assert(KEYS * 255 * 255 < DENORMAL_RANGE, "products P V must be denormal");
 
   u32 q[STEPS][4];
   float q_scale[2];
   float out[HEAD_DIM / 8][4];
   float sum[2];        // this lane's part of the row's sum of P
-  float reference[2];  // exponent of the unit of `out`, `sum` and `unsettled`
-  float unsettled[2];  // what MAGIC added to `out`
+  float reference[2];  // what `out` and `sum` are measured by
   int first_row;
 
   // Of the tile at hand.
@@ -57,7 +56,7 @@ struct Warp {
         q[step][r + 2] = words[8 * step + 4 + t()];
       }
       q_scale[r] = scales[source];
-      sum[r] = unsettled[r] = 0.0f;
+      sum[r] = 0.0f;
       reference[r] = -FLOAT_MAX;
     }
 #pragma unroll
@@ -158,7 +157,7 @@ struct Warp {
   // Moves the references of rows whose tops left them behind.
   __device__ __forceinline__ void follow_top() {
     float shrink[2];
-    if (!follow_tops(top, reference, sum, unsettled, shrink)) return;
+    if (!follow_tops(top, reference, sum, shrink)) return;
 #pragma unroll
     for (int n = 0; n < HEAD_DIM / 8; ++n) {
 #pragma unroll
@@ -224,15 +223,6 @@ struct Warp {
     for (int pair = 0; pair < V_PAIRS; pair += 2) multiply_values(v, pair, weight);
   }
 
-  __device__ __forceinline__ void settle() {
-#pragma unroll
-    for (int n = 0; n < HEAD_DIM / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) out[n][i] -= unsettled[i / 2];
-    }
-    unsettled[0] = unsettled[1] = 0.0f;
-  }
-
  private:
   // One step of Q K^T for the 16 keys of a pair of n-tiles.
   __device__ __forceinline__ void multiply_keys(Scores& s, u32 k, int step, int pair) const {
@@ -262,16 +252,15 @@ struct Warp {
       for (int pair = 0; pair < PAIRS; ++pair) {
         total = add_bytes(p[pair / 2][pair % 2 * 2 + r], total);
       }
-      weight[r] = exp2_approx(top[r] - reference[r]);
-      sum[r] = fmaf(static_cast<float>(total), weight[r], sum[r]);
-      unsettled[r] = fmaf(MAGIC, weight[r], unsettled[r]);
+      weight[r] = weight_of(top[r], reference[r]);
+      sum[r] = fmaf(as_float(total), weight[r], sum[r]);
     }
   }
 
   // out += weight * P V for 32 channels: two pairs of n-tiles, so that four products are under way
   // where each waits for the one before it.
   __device__ __forceinline__ void multiply_values(u32 v, int first_pair, const float (&weight)[2]) {
-    u32 magic[4] = {MAGIC_BITS, MAGIC_BITS, MAGIC_BITS, MAGIC_BITS};
+    u32 none[4] = {0, 0, 0, 0};
     u32 product[4][4];
 #pragma unroll
     for (int step = 0; step < KEYS / 32; ++step) {
@@ -280,8 +269,8 @@ struct Warp {
         u32 b[4];
         const int pair = first_pair + n / 2;
         ldmatrix_x4(b, v + step / 2 * BLOCK + step % 2 * V_PANEL + pair * (16 * 32));
-        mma_u8_s8(product[n], p[step], b[0], b[1], step ? product[n] : magic);
-        mma_u8_s8(product[n + 1], p[step], b[2], b[3], step ? product[n + 1] : magic);
+        mma_u8_u8(product[n], p[step], b[0], b[1], step ? product[n] : none);
+        mma_u8_u8(product[n + 1], p[step], b[2], b[3], step ? product[n + 1] : none);
       }
     }
 #pragma unroll

@@ -12,6 +12,16 @@ struct LiveKeys {
   __device__ __forceinline__ bool operator()(int batch, int head, int n) const {
     return data == nullptr || data[batch * batch_stride + head * head_stride + n];
   }
+
+  // Of some tokens, those that are in `taken`; one branch for all of them.
+  template <int N>
+  __device__ __forceinline__ void narrow(bool (&taken)[N], int batch, int head,
+                                         const int (&tokens)[N]) const {
+    if (data == nullptr) return;
+    const u8* of_head = data + batch * batch_stride + head * head_stride;
+#pragma unroll
+    for (int i = 0; i < N; ++i) taken[i] = taken[i] && of_head[tokens[i]];
+  }
 };
 
 // take(octet) for the eight channels from `channel` on of every live token among first + row,
@@ -20,16 +30,30 @@ template <Dtype DTYPE, int ROWS, int AHEAD, typename Take>
 __device__ __forceinline__ void visit_tokens(const Tensor& source, const LiveKeys& live, int batch,
                                              int head, int first, int end, int row, int channel,
                                              Take take) {
-  for (int n = first + row; n < end; n += ROWS * AHEAD) {
+  const char* from =
+      source.token<DTYPE>(batch, head, first + row) + channel * ELEMENT_BYTES<DTYPE>;
+  const s64 step = source.token_stride * (ROWS * ELEMENT_BYTES<DTYPE>);
+  int n = first + row;
+  for (; live.data == nullptr && n + (AHEAD - 1) * ROWS < end; n += ROWS * AHEAD) {
+    Octet<DTYPE> octets[AHEAD];
+#pragma unroll
+    for (int a = 0; a < AHEAD; ++a, from += step) octets[a].load(from);
+#pragma unroll
+    for (int a = 0; a < AHEAD; ++a) take(octets[a]);
+  }
+  for (; n < end; n += ROWS * AHEAD) {
     Octet<DTYPE> octets[AHEAD];
     bool taken[AHEAD];
+    int tokens[AHEAD];
 #pragma unroll
     for (int a = 0; a < AHEAD; ++a) {
-      const int token = n + a * ROWS;
-      taken[a] = token < end && live(batch, head, token);
-      if (taken[a]) {
-        octets[a].load(source.token<DTYPE>(batch, head, token) + channel * ELEMENT_BYTES<DTYPE>);
-      }
+      tokens[a] = n + a * ROWS;
+      taken[a] = tokens[a] < end;
+    }
+    live.narrow(taken, batch, head, tokens);
+#pragma unroll
+    for (int a = 0; a < AHEAD; ++a, from += step) {
+      if (taken[a]) octets[a].load(from);
     }
 #pragma unroll
     for (int a = 0; a < AHEAD; ++a) {

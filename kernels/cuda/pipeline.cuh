@@ -76,4 +76,11 @@ struct Turn {
   __device__ __forceinline__ void advance() {
     if (++stage == STAGES) stage = 0, parity ^= 1;
   }
+
+  __device__ __forceinline__ Turn next() const {
+    Turn after = *this;
+    after.advance();
+    return after;
+  }
+  __device__ __forceinline__ int previous_stage() const { return (stage > 0 ? stage : STAGES) - 1; }
 };

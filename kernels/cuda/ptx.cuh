@@ -74,6 +74,15 @@ __device__ __forceinline__ void mma_s8_s8(u32 (&d)[4], const u32 (&a)[4], u32 b0
         "r"(c[2]), "r"(c[3]));
 }
 
+__device__ __forceinline__ void mma_u8_u8(u32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1,
+                                          const u32 (&c)[4]) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%10,%11,%12,%13};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]),
+        "r"(c[2]), "r"(c[3]));
+}
+
 __device__ __forceinline__ void mma_u8_s8(u32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1,
                                           const u32 (&c)[4]) {
   asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
@@ -111,14 +120,6 @@ __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 shared_address) {
 
 __device__ __forceinline__ void copy_16_bytes_async(u32 shared_address, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address), "l"(global)
-               : "memory");
-}
-
-// The same where `exists`; else 16 zero bytes, and nothing is read.
-__device__ __forceinline__ void copy_16_bytes_or_zeros_async(u32 shared_address, const void* global,
-                                                             bool exists) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address), "l"(global),
-               "r"(exists ? 16 : 0)
                : "memory");
 }
 

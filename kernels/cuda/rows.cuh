@@ -120,6 +120,8 @@ struct HadamardTiles {
         const u32 low = __popc((n + 8 * tile) & (k + 8 * half)) & 1;
         const u32 high = __popc((n + 8 * tile) & (k + 8 * half + 1)) & 1;
         b[tile][half] = ENTRY ^ (low << 15) ^ (high << 31);
+        // Some are equal; known to be so they would be copied for every product.
+        asm("" : "+r"(b[tile][half]));
       }
     }
   }
@@ -137,35 +139,39 @@ struct QuadRows {
   // BLOCK, without its factor BLOCK ** -0.5. The same orthogonal rotation of Q and K leaves Q K^T as
   // it is and spreads outlier channels over all, which the even grid of INT8 needs.
   //
-  // The matrix is a product over the bits of the channel's number. Four of them (0, 1, 3 and 4,
-  // which within and across lanes) are one matrix product for each 16 channels, exact but for the
-  // rounding of FP32; bit 2 and those from 5 on are sums within the lane.
-  template <Dtype DTYPE>
+  // The matrix is a product over the bits of the channel's number. Four of them (0, 2, 3 and 4,
+  // which within and across lanes) are one matrix product for each 32 channels of a token, exact but
+  // for the rounding of FP32; bit 1 and those from 5 on are sums within the lane. A's registers are
+  // then an octet as it was loaded, and D's hold its channels in order.
+  //
+  // start(channel): what these products start from for four channels.
+  template <Dtype DTYPE, typename Start>
   __device__ __forceinline__ void rotate(const Octet<DTYPE> (&octets)[2][CHUNKS],
-                                         const HadamardTiles<DTYPE>& hadamard) {
-#pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float d[2][4] = {};
-#pragma unroll
-        for (int part = 0; part < Octet<DTYPE>::PARTS; ++part) {
-          const u32 a[4] = {
-              octets[0][c].pair(2 * half, part), octets[1][c].pair(2 * half, part),
-              octets[0][c].pair(2 * half + 1, part), octets[1][c].pair(2 * half + 1, part)};
-          mma_16bit<DTYPE>(d[0], a, hadamard.b[0]);
-          mma_16bit<DTYPE>(d[1], a, hadamard.b[1]);
-        }
-#pragma unroll
-        for (int i = 0; i < 8; ++i) x[i / 2 % 2][c][4 * half + i / 4 * 2 + i % 2] = d[i / 4][i % 4];
-      }
-    }
+                                         const HadamardTiles<DTYPE>& hadamard, Start start) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
 #pragma unroll
       for (int c = 0; c < CHUNKS; ++c) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) butterfly(x[r][c][i], x[r][c][i + 4]);
+        for (int tile = 0; tile < 2; ++tile) {
+          const float4 first = start(32 * c + threadIdx.x % 4 * 8 + 4 * tile);
+          float sums[4] = {first.x, first.y, first.z, first.w};
+#pragma unroll
+          for (int part = 0; part < Octet<DTYPE>::PARTS; ++part) {
+            const u32 a[4] = {octets[r][c].pair(0, part), octets[r][c].pair(1, part),
+                              octets[r][c].pair(2, part), octets[r][c].pair(3, part)};
+            mma_16bit<DTYPE>(sums, a, hadamard.b[tile]);
+          }
+#pragma unroll
+          for (int i = 0; i < 4; ++i) x[r][c][4 * tile + i] = sums[i];
+        }
+      }
+#pragma unroll
+      for (int c = 0; c < CHUNKS; ++c) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          if (!(i & 2)) butterfly(x[r][c][i], x[r][c][i + 2]);
+        }
       }
 #pragma unroll
       for (int bit = 1; bit < BLOCK / 32; bit *= 2) {

@@ -9,7 +9,7 @@ struct Params {
   const u8* k_codes;        // [B, Hk, blocks, BLOCK_KEYS * HEAD_DIM], see int8_layout.cuh
   const u8* v_codes;        // likewise
   const float* k_scales;    // [B, Hk, blocks, SCALES_PER_BLOCK]
-  const float* v_channels;  // [B, Hk, 2, HEAD_DIM]: scales and means of V's channels
+  const float* v_channels;  // [B, Hk, 2, HEAD_DIM]: scales and offsets
   Mask mask;
   void* out;  // [B, Hq, Nq, D], channels contiguous
   s64 out_batch_stride, out_head_stride, out_token_stride;  // in elements
@@ -119,7 +119,7 @@ __device__ __forceinline__ void finish(const Params& p, const Warp<HEAD_DIM, KEY
     sum += __shfl_xor_sync(0xffffffff, sum, 2);
     inverse[r] = sum == 0.0f ? 0.0f : 1.0f / sum;
     if (p.lse != nullptr && w.t() == 0 && w.row(r) < p.q_len) {
-      p.lse[head_row + w.row(r)] = log_of_sum(w.reference[r], sum, LOG2_255);
+      p.lse[head_row + w.row(r)] = log_of_sum(w.reference[r], sum, LOG2_UNIT);
     }
   }
   if (p.out_dtype == BF16) {
@@ -215,7 +215,6 @@ sm80_int8_attention(const __grid_constant__ Params p) {
         turn(even, odd, 0);
         if (tile == whole) break;
         turn(odd, even, 1);
-        if (tile % TILES_PER_SETTLEMENT == 0) w.settle();
         if (tile == whole) break;
       }
       wait_for_copies<0>();
@@ -251,9 +250,7 @@ sm80_int8_attention(const __grid_constant__ Params p) {
                                          p.causal, first_key, visible);
     w.follow_top();
     w.add_exact(s, stages.v_of(tile));
-    if (tile % TILES_PER_SETTLEMENT == TILES_PER_SETTLEMENT - 1) w.settle();
   }
-  w.settle();
   const Place end(p, ROWS);
   finish(p, w, end.batch, end.head, end.first_row(p), p.v_channels + end.kv_head(p) * 2 * HEAD_DIM);
 }

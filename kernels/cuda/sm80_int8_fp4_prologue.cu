@@ -8,7 +8,7 @@ struct Params {
   Values values;
   u8* q_codes;      // [B, Hq, Nq, HEAD_DIM]
   float* q_scales;  // [B, Hq, Nq], times the softmax scale and log2(e)
-  float* k_means;   // [B, Hk, HEAD_DIM], rotated and times RANGE
+  float* k_means;   // [B, Hk, HEAD_DIM]
   int batch, q_heads, q_len;
   float score_factor;  // softmax scale * log2(e)
 };

@@ -10,7 +10,7 @@ struct Params {
   float* q_scales;  // [B, Hq, Nq], times the softmax scale and log2(e)
   u8* k_codes;      // [B, Hk, blocks, BLOCK_KEYS * HEAD_DIM]
   float* k_scales;  // [B, Hk, blocks, SCALES_PER_BLOCK]
-  float* k_means;   // [B, Hk, HEAD_DIM], rotated and times RANGE
+  float* k_means;   // [B, Hk, HEAD_DIM]
   int batch, q_heads, q_len;
   float score_factor;  // softmax scale * log2(e)
 };

@@ -1,14 +1,11 @@
-// INT8 attention on compute capability 9.0: Q K^T in s8 x s8, P V in u8 x s8, both as wgmma.
+// INT8 attention on compute capability 9.0: Q K^T in s8 x s8, P V in u8 x u8, both as wgmma.
 //
-// A block has four warpgroups. One brings K and V in, tile by tile; the other three take 64 rows of
-// Q each: scores, P (see int8_probabilities.cuh), P V, one after the other. While the tensor cores
-// work for one of them, the other two turn scores into P.
-//
-// Three, as then 32 KB of K and V serve 192 rows, and no warpgroup needs the registers of two
-// products at once. What an SM spends on a tile and warpgroup, docs/kernel-notes-int8.md takes apart.
-#include "int8_probabilities.cuh"
+// A block has three warpgroups. One brings K and V in, tile by tile; the other two take 64 rows of Q
+// each. Of such a warpgroup's two products one is always under way: that of the next tile's scores
+// while it turns this tile's into P (see int8_probabilities.cuh), and P V while it looks for the
+// largest of the next scores. What an SM spends on a tile, docs/kernel-notes-int8.md takes apart.
 #include "output.cuh"
-#include "sm90_int8_shared.cuh"
+#include "sm90_int8_exponents.cuh"
 #include "wgmma.cuh"
 
 struct Params {
@@ -20,40 +17,70 @@ struct Params {
   const float* v_channels;  // [B, Hk, 2, HEAD_DIM]: scales and offsets
   Output out;
   float* lse;  // [B, Hq, Nq] of the scores of smoothed K, natural logarithm; may be null
-  int q_heads, kv_heads, q_len, kv_len, head_dim;
+  int batch, q_heads, kv_heads, q_len, kv_len, head_dim;
   int blocks;  // of K per (batch, key head), even
   int causal;
   Dtype dtype;  // of the output
 };
 
-constexpr int PRODUCER_REGISTERS = 32, CONSUMER_REGISTERS = 160;
+constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
 
-// Factors from integer scores to exponents: the product with infinity must exist.
-constexpr float SMALLEST_FACTOR = 1.2e-38f;
-// A score that nothing sees: beside MAGIC it is negative infinity.
-constexpr u32 HIDDEN = NEGATIVE_INFINITY_BITS - MAGIC_BITS;
+// A block's share of the work: ROWS rows of one head of Q against all of the head's keys, one after
+// the other, as long as there are any.
+struct Item {
+  int row_block, head, batch;
 
-// By one thread.
+  __device__ __forceinline__ Item(const Params& p, int index) {
+    const int row_blocks = (p.q_len + ROWS - 1) / ROWS;
+    row_block = index % row_blocks;
+    if (p.causal) row_block = row_blocks - 1 - row_block;  // the longest first
+    head = index / row_blocks % p.q_heads;
+    batch = index / row_blocks / p.q_heads;
+  }
+
+  static __device__ __forceinline__ int count(const Params& p) {
+    return p.batch * p.q_heads * ((p.q_len + ROWS - 1) / ROWS);
+  }
+  __device__ __forceinline__ int tiles(const Params& p) const {
+    const int keys = p.causal ? min(p.kv_len, (row_block + 1) * ROWS) : p.kv_len;
+    return (keys + KEYS - 1) / KEYS;
+  }
+  __device__ __forceinline__ s64 first_row(const Params& p) const {
+    return (static_cast<s64>(batch) * p.q_heads + head) * p.q_len;
+  }
+  __device__ __forceinline__ s64 kv_head(const Params& p) const {
+    return static_cast<s64>(batch) * p.kv_heads + head / (p.q_heads / p.kv_heads);
+  }
+};
+
+// K and V of an item, by one thread. Behind the last tile K's last comes again, alone: consumers
+// begin the next scores whether there are any or not.
 template <int HEAD_DIM, int STAGES>
-__device__ __forceinline__ void produce(const Params& p, const Shared<HEAD_DIM, STAGES>& shared,
-                                        s64 kv_head, int tiles) {
+__device__ __forceinline__ void produce(const Params& p, const Item& item,
+                                        const Shared<HEAD_DIM, STAGES>& shared,
+                                        Turn<STAGES>& turn) {
   constexpr int TILE = Shared<HEAD_DIM, STAGES>::TILE, SCALES = Shared<HEAD_DIM, STAGES>::SCALES;
-  const s64 first_block = kv_head * p.blocks;
+  const s64 first_block = item.kv_head(p) * p.blocks;
   const u8* k = p.k_codes + first_block * (BLOCK_KEYS * HEAD_DIM);
   const u8* v = p.v_codes + first_block * (BLOCK_KEYS * HEAD_DIM);
   const u8* scales = reinterpret_cast<const u8*>(p.k_scales + first_block * SCALES_PER_BLOCK);
-  Turn<STAGES> turn;
-  for (int tile = 0; tile < tiles; ++tile) {
+  const int tiles = item.tiles(p);
+  for (int tile = 0; tile <= tiles; ++tile) {
     const int stage = turn.stage;
     const Barrier full_k = shared.full_k(stage), full_v = shared.full_v(stage);
-    if (tile >= STAGES) shared.empty_k(stage).wait(turn.parity ^ 1);
+    shared.empty_k(stage).wait(turn.parity ^ 1);  // which new barriers let pass
     full_k.expect(TILE + SCALES);
     full_k.copy(shared.k(stage), k, TILE);
     full_k.copy(shared.k_scales(stage), scales, SCALES);
-    if (tile >= STAGES) shared.empty_v(stage).wait(turn.parity ^ 1);
-    full_v.expect(TILE);
-    full_v.copy(shared.v(stage), v, TILE);
-    k += TILE, v += TILE, scales += SCALES;
+    shared.empty_v(stage).wait(turn.parity ^ 1);
+    if (tile < tiles) {
+      full_v.expect(TILE);
+      full_v.copy(shared.v(stage), v, TILE);
+    } else {
+      full_v.arrive();
+    }
+    v += TILE;
+    if (tile + 1 < tiles) k += TILE, scales += SCALES;
     turn.advance();
   }
 }
@@ -62,77 +89,138 @@ __device__ __forceinline__ void produce(const Params& p, const Shared<HEAD_DIM, 
 // rows, 8 apart, and of every eight columns two.
 template <int HEAD_DIM, int STAGES>
 struct Consumer {
-  using Scores = u32[KEYS / 2];  // integers, then what Exponents reads
   using Product = u32[HEAD_DIM / 2];
 
   const Shared<HEAD_DIM, STAGES> shared;
+  const int group;  // among consumers
   Turn<STAGES> turn;
-  int block_row;  // first of the block's
+  int block_row;  // the item's first row
   float q_scale[2];
   float out[HEAD_DIM / 2];
-  float sum[2] = {0.0f, 0.0f};        // this thread's part of its rows' sums of P
-  float unsettled[2] = {0.0f, 0.0f};  // what MAGIC added to `out`
-  float reference[2] = {-FLOAT_MAX, -FLOAT_MAX};  // exponent of the unit of `out` and of those two
+  float sum[2];        // this thread's part of its rows' sums of P
+  float reference[2];  // what `out` and `sum` are measured by
   u32 probabilities[KEYS / 32][4];
-  float weight[2];  // the tile's unit in units of `out`
+  float weight[2];  // of P V in `out`
 
-  // From scores to exponents: score * factor + shift. Scales of K differ from block to block.
-  struct Exponents {
-    float factor[2][BLOCKS], shift[2][BLOCKS];
-    float top[2];  // the largest of a row
-  };
+  __device__ __forceinline__ explicit Consumer(const Shared<HEAD_DIM, STAGES>& s)
+      // Read from a lane, for the compiler to see that a warp has one, which uniform registers hold.
+      : shared(s), group(__shfl_sync(0xffffffff, threadIdx.x / GROUP - 1, 0)) {}
 
-  __device__ __forceinline__ explicit Consumer(const Shared<HEAD_DIM, STAGES>& s) : shared(s) {}
-
-  static __device__ __forceinline__ int group() { return threadIdx.x / GROUP - 1; }
-  __device__ __forceinline__ int first_row() const { return block_row + group() * GROUP_ROWS; }
+  __device__ __forceinline__ int first_row() const { return block_row + group * GROUP_ROWS; }
   static __device__ __forceinline__ int t() { return threadIdx.x % 4; }
   __device__ __forceinline__ int row(int r) const {
     return first_row() + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + 8 * r;
   }
 
+  __device__ __forceinline__ void take(const Params& p, const Item& item) {
+    start(p, item.row_block, item.first_row(p));
+    const int tiles = item.tiles(p);
+    Scores even, odd;
+    // Of no use, but ptxas 12.8 ends every product at once where one begins on what nothing defined.
+    clear(even);
+    begin_scores(even, turn);
+    wgmma_wait<0>();
+    pin(even);
+    if constexpr (HEAD_DIM == KEYS) {  // P V takes the place of the scores that P was made of
+      clear(odd);
+      for (int tile = 0;;) {
+        take_tile(p, even, odd, odd, even, tile);
+        if (++tile == tiles) return finish(p, item, even);
+        take_tile(p, odd, even, even, odd, tile);
+        if (++tile == tiles) return finish(p, item, odd);
+      }
+    } else {
+      Product product;
+      clear(product);
+      for (int tile = 0;;) {
+        take_tile(p, even, odd, product, product, tile);
+        if (++tile == tiles) return finish(p, item, product);
+        take_tile(p, odd, even, product, product, tile);
+        if (++tile == tiles) return finish(p, item, product);
+      }
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ bool is_first_lane() { return threadIdx.x % 32 == 0; }
+
   __device__ __forceinline__ void start(const Params& p, int row_block, s64 head_row) {
     block_row = row_block * ROWS;
     constexpr int UNITS = HEAD_DIM / 16;
+    synchronise<GROUP>(1 + group);  // all of its warps have left the item before
 #pragma unroll
     for (int i = threadIdx.x % GROUP; i < GROUP_ROWS * UNITS; i += GROUP) {
       const int in_group = i / UNITS, unit = i % UNITS;
       const s64 source = head_row + min(first_row() + in_group, p.q_len - 1);
       store_shared_words(
-          shared.q(group()) + unit / 2 * (GROUP_ROWS * 32) + panel_offset(in_group, unit % 2 * 16),
+          shared.q(group) + unit / 2 * (GROUP_ROWS * 32) + panel_offset(in_group, unit % 2 * 16),
           *reinterpret_cast<const uint4*>(p.q_codes + source * HEAD_DIM + unit * 16));
     }
 #pragma unroll
-    for (int r = 0; r < 2; ++r) q_scale[r] = p.q_scales[head_row + min(row(r), p.q_len - 1)];
+    for (int r = 0; r < 2; ++r) {
+      q_scale[r] = p.q_scales[head_row + min(row(r), p.q_len - 1)];
+      sum[r] = weight[r] = 0.0f;
+      reference[r] = -FLOAT_MAX;
+    }
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; ++i) out[i] = 0.0f;
     publish_to_wgmma();
-    synchronise<GROUP>(1 + group());
+    synchronise<GROUP>(1 + group);
   }
 
-  __device__ __forceinline__ void run(const Params& p, int tiles) {
-    for (int tile = 0; tile < tiles; ++tile) {
-      Scores s;
-      multiply_keys(s);
-      const int end = (tile + 1) * KEYS;
-      if (end > p.kv_len || p.causal && end > block_row + 1) hide_keys(p, s, tile * KEYS);
-      find_p(s);
-      if (is_first_lane()) shared.empty_k(turn.stage).arrive();
+  template <int N>
+  static __device__ __forceinline__ void clear(u32 (&accumulators)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) accumulators[i] = 0;
+  }
 
-      Product product;
-      multiply_values(product);
-      if (is_first_lane()) shared.empty_v(turn.stage).arrive();
-      add(product);
-      if (tile % TILES_PER_SETTLEMENT == TILES_PER_SETTLEMENT - 1) settle();
-      turn.advance();
+  // s: scores of the tile. next_scores: those of the next one, begun and waited for here.
+  // before: P V of the tile before, begun. product: P V of this one, begun here.
+  __device__ __forceinline__ void take_tile(const Params& p, Scores& s, Scores& next_scores,
+                                            Product& before, Product& product, int tile) {
+    const int end = (tile + 1) * KEYS;
+    if (end > p.kv_len || p.causal && end > block_row + 1) hide_keys(p, s, tile * KEYS);
+    Exponents e;
+    e.find(s, q_scale, shared.k_scales(turn.stage) + t() * 4);
+    if (is_first_lane()) shared.empty_k(turn.stage).arrive();
+    wgmma_wait<0>();
+    pin(before);
+    if (tile > 0 && is_first_lane()) shared.empty_v(turn.previous_stage()).arrive();
+    add(before);
+    follow(e.top);
+    begin_scores(next_scores, turn.next());
+    find_p(s, e);
+    begin_product(product);
+    turn.advance();
+    wgmma_wait<1>();
+    pin(next_scores);
+  }
+
+  // product: of the item's last tile, under way.
+  __device__ __forceinline__ void finish(const Params& p, const Item& item, Product& product) {
+    wgmma_wait<0>();
+    pin(product);
+    if (is_first_lane()) shared.empty_v(turn.previous_stage()).arrive();
+    // The place of the scores of no use; V's was not free before the other warpgroup left it.
+    shared.full_v(turn.stage).wait(turn.parity);
+    if (is_first_lane()) {
+      shared.empty_k(turn.stage).arrive();
+      shared.empty_v(turn.stage).arrive();
     }
-    settle();
+    turn.advance();
+    add(product);
+    if (p.dtype == F16) {
+      store<F16>(p, item);
+    } else if (p.dtype == BF16) {
+      store<BF16>(p, item);
+    } else {
+      store<F32>(p, item);
+    }
   }
 
   template <Dtype DTYPE>
-  __device__ __forceinline__ void store(const Params& p, int batch, int head, s64 head_row,
-                                        s64 kv_head) const {
-    const float* scales = p.v_channels + kv_head * 2 * HEAD_DIM;
+  __device__ __forceinline__ void store(const Params& p, const Item& item) const {
+    const float* scales = p.v_channels + item.kv_head(p) * 2 * HEAD_DIM;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float total = sum[r];
@@ -140,7 +228,7 @@ struct Consumer {
       total += __shfl_xor_sync(0xffffffff, total, 2);
       if (row(r) >= p.q_len) continue;
       if (p.lse != nullptr && t() == 0) {
-        p.lse[head_row + row(r)] = log_of_sum(reference[r], total, LOG2_255);
+        p.lse[item.first_row(p) + row(r)] = log_of_sum(reference[r], total, LOG2_UNIT);
       }
       const float inverse = 1.0f / total;
 #pragma unroll
@@ -149,30 +237,26 @@ struct Consumer {
         if (channel >= p.head_dim) continue;
         const float2 scale = *reinterpret_cast<const float2*>(scales + channel);
         const float2 offset = *reinterpret_cast<const float2*>(scales + HEAD_DIM + channel);
-        p.out.template store<DTYPE>(batch, head, row(r), channel,
+        p.out.template store<DTYPE>(item.batch, item.head, row(r), channel,
                                     fmaf(out[4 * n + 2 * r] * inverse, scale.x, offset.x),
                                     fmaf(out[4 * n + 2 * r + 1] * inverse, scale.y, offset.y));
       }
     }
   }
 
- private:
-  static __device__ __forceinline__ bool is_first_lane() { return threadIdx.x % 32 == 0; }
-
-  __device__ __forceinline__ void multiply_keys(Scores& s) const {
-    const WgmmaOperand q = WgmmaOperand::panel(shared.q(group()));
-    const WgmmaOperand k = WgmmaOperand::panel(shared.k(turn.stage));
-    shared.full_k(turn.stage).wait(turn.parity);
+  __device__ __forceinline__ void begin_scores(Scores& s, const Turn<STAGES>& at) const {
+    const WgmmaOperand q = WgmmaOperand::panel(shared.q(group));
+    const WgmmaOperand k = WgmmaOperand::panel(shared.k(at.stage));
+    shared.full_k(at.stage).wait(at.parity);
     wgmma_begin();
 #pragma unroll
     for (int step = 0; step < HEAD_DIM / 32; ++step) {
       wgmma_s8(s, q + step * (GROUP_ROWS * 32), k + step * (KEYS * 32), step > 0);
     }
-    wgmma_end();
-    pin(s);
+    wgmma_commit();
   }
 
-  __device__ __forceinline__ void multiply_values(Product& product) const {
+  __device__ __forceinline__ void begin_product(Product& product) const {
     const WgmmaOperand v = WgmmaOperand::panel(shared.v(turn.stage));
     shared.full_v(turn.stage).wait(turn.parity);
     wgmma_begin();
@@ -180,8 +264,7 @@ struct Consumer {
     for (int step = 0; step < KEYS / 32; ++step) {
       wgmma_u8(product, probabilities[step], v + step * (HEAD_DIM * 32), step > 0);
     }
-    wgmma_end();
-    pin(product);
+    wgmma_commit();
   }
 
   __device__ __forceinline__ void hide_keys(const Params& p, Scores& s, int first_key) const {
@@ -197,44 +280,19 @@ struct Consumer {
   }
 
   // P of a tile, its weight, and what both add to the sums.
-  __device__ __forceinline__ void find_p(Scores& s) {
-    Exponents e;
-    find_exponents(s, e);
-    follow(e.top);
+  __device__ __forceinline__ void find_p(const Scores& s, const Exponents& e) {
     u32 total[2] = {0, 0};
     float x[2][8];  // of these sixteen keys and of those before
 #pragma unroll
     for (int sixteen = 0; sixteen <= KEYS / 16; ++sixteen) {
       const float(&before)[8] = x[(sixteen + 1) % 2];
-      if (sixteen < KEYS / 16) find_exponentials(s, e, sixteen, before, x[sixteen % 2]);
+      if (sixteen < KEYS / 16) e.raise(s, sixteen, before, x[sixteen % 2]);
       if (sixteen > 0) pack(before, sixteen - 1, total);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      weight[r] = exp2_approx(e.top[r] - reference[r]);
-      sum[r] = fmaf(static_cast<float>(total[r]), weight[r], sum[r]);
-      unsettled[r] = fmaf(MAGIC, weight[r], unsettled[r]);
-    }
-  }
-
-  // x: what this thread has of 16 keys, in the order of scores.
-  static __device__ __forceinline__ void find_exponentials(const Scores& s, const Exponents& e,
-                                                           int sixteen, const float (&before)[8],
-                                                           float (&x)[8]) {
-    const int block = sixteen / 4;
-    float shift[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      shift[r] = e.shift[r][block];
-      // Adds nothing, but makes the compiler wait for the keys before: left alone it puts all of a
-      // tile's FFMA before all of its exponentials, and of two units one idles at a time.
-      if (sixteen > 0) shift[r] = fmaf(before[2 * r], 0.0f, shift[r]);
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int r = i / 2 % 2;
-      const float score = as_float(s[sixteen * 8 + i] + MAGIC_BITS);
-      x[i] = exp2_approx(fmaf(score, e.factor[r][block], shift[r]));
+      weight[r] = weight_of(e.top[r], reference[r]);
+      sum[r] = fmaf(as_float(total[r]), weight[r], sum[r]);
     }
   }
 
@@ -247,93 +305,10 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ void find_exponents(Scores& s, Exponents& e) const {
-    const u32 scales = shared.k_scales(turn.stage) + t() * 4;
-    float largest_factor = 0.0f;
-#pragma unroll
-    for (int block = 0; block < BLOCKS; ++block) {
-      const float k_scale = load_shared_float(scales + block * (SCALES_PER_BLOCK * 4));
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        e.factor[r][block] =
-            max_nan(min_nan(q_scale[r] * k_scale, LARGEST_FACTOR), SMALLEST_FACTOR);
-        largest_factor = fmaxf(largest_factor, e.factor[r][block]);
-      }
-    }
-    float largest[2][BLOCKS];
-    find_largest(s, largest);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      e.top[r] = -FLOAT_MAX;
-#pragma unroll
-      for (int block = 0; block < BLOCKS; ++block) {
-        e.top[r] = max_nan(e.top[r], __fmul_rn(largest[r][block], e.factor[r][block]));
-      }
-    }
-#pragma unroll
-    for (int distance = 1; distance < 4; distance *= 2) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        e.top[r] = max_nan(e.top[r], __shfl_xor_sync(0xffffffff, e.top[r], distance));
-      }
-    }
-    if (__any_sync(0xffffffff, largest_factor > LARGEST_FAST_FACTOR)) {
-      take_largest(s, largest, e);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 2 * BLOCKS; ++i) {
-        const int r = i % 2, block = i / 2;
-        e.shift[r][block] = fmaf(-MAGIC_WITH_MARGIN, e.factor[r][block], LOG2_255 - e.top[r]);
-      }
-    }
-  }
-
-  // Of a row and block; negative infinity where all of it is hidden.
-  static __device__ __forceinline__ void find_largest(const Scores& s,
-                                                      float (&largest)[2][BLOCKS]) {
-    // Chains of maxima side by side, as each waits for itself; one instruction takes three numbers.
-    s32 chains[2 * BLOCKS];
-#pragma unroll
-    for (int i = 0; i < 16; i += 2) {
-#pragma unroll
-      for (int chain = 0; chain < 2 * BLOCKS; ++chain) {
-        const int at = chain / 2 * 32 + i / 2 * 4 + chain % 2 * 2;
-        const s32 larger = max(static_cast<s32>(s[at]), static_cast<s32>(s[at + 1]));
-        chains[chain] = i > 0 ? max(chains[chain], larger) : larger;
-      }
-    }
-#pragma unroll
-    for (int chain = 0; chain < 2 * BLOCKS; ++chain) {
-      largest[chain % 2][chain / 2] = as_number(chains[chain]);
-    }
-  }
-
-  static __device__ __forceinline__ float as_number(u32 score) {
-    return as_float(score + MAGIC_BITS) - MAGIC;
-  }
-
-  // The exact path: differences from the largest score of the block, which are exact, so that no
-  // exponent exceeds the row's.
-  static __device__ __forceinline__ void take_largest(Scores& s,
-                                                      const float (&largest)[2][BLOCKS],
-                                                      Exponents& e) {
-#pragma unroll
-    for (int i = 0; i < KEYS / 2; ++i) {
-      const float least = fmaxf(largest[i / 2 % 2][i / 32], -FLOAT_MAX);
-      s[i] = as_bits(as_number(s[i]) - least) - MAGIC_BITS;
-    }
-#pragma unroll
-    for (int i = 0; i < 2 * BLOCKS; ++i) {
-      const int r = i % 2, block = i / 2;
-      e.shift[r][block] =
-          __fmul_rn(largest[r][block], e.factor[r][block]) - e.top[r] + LOG2_255;
-    }
-  }
-
   // Moves the references of rows whose tops left them behind.
   __device__ __forceinline__ void follow(const float (&top)[2]) {
     float shrink[2];
-    if (!follow_tops(top, reference, sum, unsettled, shrink)) return;
+    if (!follow_tops(top, reference, sum, shrink)) return;
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; ++i) out[i] *= shrink[i / 2 % 2];
   }
@@ -341,14 +316,8 @@ struct Consumer {
   __device__ __forceinline__ void add(const Product& product) {
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; ++i) {
-      out[i] = fmaf(as_float(product[i] + MAGIC_BITS), weight[i / 2 % 2], out[i]);
+      out[i] = fmaf(as_float(product[i]), weight[i / 2 % 2], out[i]);
     }
-  }
-
-  __device__ __forceinline__ void settle() {
-#pragma unroll
-    for (int i = 0; i < HEAD_DIM / 2; ++i) out[i] -= unsettled[i / 2 % 2];
-    unsettled[0] = unsettled[1] = 0.0f;
   }
 };
 
@@ -357,31 +326,18 @@ __global__ void __launch_bounds__((1 + CONSUMERS) * GROUP, 1)
 sm90_int8_attention(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) u8 memory[];
   const Shared<HEAD_DIM, STAGES> shared{shared_address_of(memory)};
-  const int row_blocks = (p.q_len + ROWS - 1) / ROWS;
-  const int batch_head = blockIdx.x / row_blocks;
-  int row_block = blockIdx.x % row_blocks;
-  if (p.causal) row_block = row_blocks - 1 - row_block;  // the longest first
-  const int head = batch_head % p.q_heads, batch = batch_head / p.q_heads;
-  const s64 kv_head = static_cast<s64>(batch) * p.kv_heads + head / (p.q_heads / p.kv_heads);
-  const int keys = p.causal ? min(p.kv_len, (row_block + 1) * ROWS) : p.kv_len;
-  const int tiles = (keys + KEYS - 1) / KEYS;
   if (threadIdx.x == 0) shared.start();
   __syncthreads();
   if (threadIdx.x < GROUP) {
     give_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == 0) produce(p, shared, kv_head, tiles);
+    if (threadIdx.x > 0) return;
+    Turn<STAGES> turn;
+    for (int i = blockIdx.x; i < Item::count(p); i += gridDim.x) {
+      produce(p, Item(p, i), shared, turn);
+    }
   } else {
     take_registers<CONSUMER_REGISTERS>();
-    const s64 head_row = static_cast<s64>(batch_head) * p.q_len;
     Consumer<HEAD_DIM, STAGES> consumer(shared);
-    consumer.start(p, row_block, head_row);
-    consumer.run(p, tiles);
-    if (p.dtype == F16) {
-      consumer.template store<F16>(p, batch, head, head_row, kv_head);
-    } else if (p.dtype == BF16) {
-      consumer.template store<BF16>(p, batch, head, head_row, kv_head);
-    } else {
-      consumer.template store<F32>(p, batch, head, head_row, kv_head);
-    }
+    for (int i = blockIdx.x; i < Item::count(p); i += gridDim.x) consumer.take(p, Item(p, i));
   }
 }

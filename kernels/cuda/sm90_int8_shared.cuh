@@ -7,7 +7,7 @@
 constexpr int GROUP = 128;  // threads of a warpgroup
 constexpr int WARPS = GROUP / 32;
 constexpr int GROUP_ROWS = 64;  // of Q
-constexpr int CONSUMERS = 3;    // warpgroups
+constexpr int CONSUMERS = 2;    // warpgroups
 constexpr int ROWS = CONSUMERS * GROUP_ROWS;
 constexpr int KEYS = 128;  // of a tile
 constexpr int BLOCKS = KEYS / BLOCK_KEYS;
@@ -22,7 +22,7 @@ struct Shared {
   static constexpr int K_SCALES = V + STAGES * TILE;
   static constexpr int BARRIERS = K_SCALES + STAGES * SCALES;
   static_assert(HEAD_DIM * 127 * 127 < MAGIC_RANGE / 2, "differences of scores must fit MAGIC");
-  static_assert(KEYS * 255 * 127 < MAGIC_RANGE, "products P V must fit beside MAGIC");
+  static_assert(KEYS * 255 * 255 < DENORMAL_RANGE, "products P V must be denormal");
 
   u32 address;
 

@@ -63,12 +63,6 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// Waits for all products since wgmma_begin().
-__device__ __forceinline__ void wgmma_end() {
-  wgmma_commit();
-  wgmma_wait<0>();
-}
-
 // Keeps the compiler from reading or moving registers of a product that is under way.
 template <int N>
 __device__ __forceinline__ void pin(u32 (&registers)[N]) {
@@ -85,10 +79,9 @@ __device__ __forceinline__ void pin(float (&registers)[N]) {
 #define LIST_32                                                                                 \
   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24," \
   "%25,%26,%27,%28,%29,%30,%31"
-#define LIST_48 \
-  LIST_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
-#define LIST_64                                                                                    \
-  LIST_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define LIST_64                                                                                     \
+  LIST_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53," \
+          "%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define EIGHT(kind, d, i)                                                                     \
   kind(d[i]), kind(d[i + 1]), kind(d[i + 2]), kind(d[i + 3]), kind(d[i + 4]), kind(d[i + 5]), \
       kind(d[i + 6]), kind(d[i + 7])
@@ -133,11 +126,9 @@ WGMMA_OF_PANELS(wgmma_s8, "m64n128k32.s32.s8.s8", "", 64, LIST_64, 64, 65, 66,
                 THIRTY_TWO("+r", d, 0), THIRTY_TWO("+r", d, 32))
 WGMMA_OF_REGISTERS(wgmma_s8, "m64n64k32.s32.s8.s8", 32, LIST_32, 32, 33, 34, 35, 36, 37,
                    THIRTY_TWO("+r", d, 0))
-WGMMA_OF_REGISTERS(wgmma_u8, "m64n64k32.s32.u8.s8", 32, LIST_32, 32, 33, 34, 35, 36, 37,
+WGMMA_OF_REGISTERS(wgmma_u8, "m64n64k32.s32.u8.u8", 32, LIST_32, 32, 33, 34, 35, 36, 37,
                    THIRTY_TWO("+r", d, 0))
-WGMMA_OF_REGISTERS(wgmma_u8, "m64n96k32.s32.u8.s8", 48, LIST_48, 48, 49, 50, 51, 52, 53,
-                   THIRTY_TWO("+r", d, 0), SIXTEEN("+r", d, 32))
-WGMMA_OF_REGISTERS(wgmma_u8, "m64n128k32.s32.u8.s8", 64, LIST_64, 64, 65, 66, 67, 68, 69,
+WGMMA_OF_REGISTERS(wgmma_u8, "m64n128k32.s32.u8.u8", 64, LIST_64, 64, 65, 66, 67, 68, 69,
                    THIRTY_TWO("+r", d, 0), THIRTY_TWO("+r", d, 32))
 
 // D [64, 64] of A [64, 16] and B [16, 64] in FP16 or BF16 and, as bits, FP32; A and B: wide panels.
@@ -177,7 +168,6 @@ __device__ __forceinline__ void wgmma_16bit(float (&d)[N], const u32 (&a)[4], Wg
 #undef SIXTEEN
 #undef EIGHT
 #undef LIST_64
-#undef LIST_48
 #undef LIST_32
 
 // Registers that each thread of this warpgroup may use from here on; all four warps say the same.

@@ -45,9 +45,13 @@ def make_report(built: Iterable[Built]) -> list[Row]:
         return list(pool.map(_row, built))
 
 
-def find_faults(variant: Variant, sm: int, resources: Resources, spills: int) -> list[str]:
+def find_faults(
+    variant: Variant, sm: int, resources: Resources, spills: int, log: str
+) -> list[str]:
     """What a kernel promises through its variant and does not keep, in words."""
     faults = disagreements(variant, resources)
+    # ptxas then waits for each wgmma before it goes on: right, but slow.
+    faults += [line.strip() for line in log.splitlines() if "are serialized" in line]
     if spills > variant.spill_bytes:
         faults.append(f"spills {spills} bytes of registers, {variant.spill_bytes} are allowed")
     limits = archs.limits(sm)
@@ -85,5 +89,5 @@ def _row(built: Built) -> Row:
         instructions=sass.sum_by_unit(opcodes) if code else {},
         opcodes=dict(sorted(opcodes.items())),
         loop=sass.sum_by_unit(loop) if code else {},
-        faults=find_faults(built.variant, built.sm, resources, spills),
+        faults=find_faults(built.variant, built.sm, resources, spills, record["log"]),
     )

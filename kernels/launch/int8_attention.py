@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from .int8_layout import lay_out
+from .int8_layout import BLOCK_KEYS, lay_out
 from .int8_quantise import Packed, readable
 from .operands import aligned, first_channels, in_reach, true_lse
 
@@ -15,9 +15,11 @@ class Int8Attention(NamedTuple):
 
     attend_readable: ``(q, k, v, layout, lse, *, mask, scale, causal) -> (out, Packed)`` of tensors
     and their layout as :func:`readable` gives them; ``lse`` as in :meth:`attend_smoothed`, or None.
+    tile_keys: of Layout.
     """
 
     attend_readable: Callable[..., tuple[torch.Tensor, Packed]]
+    tile_keys: int = BLOCK_KEYS
 
     def attend(
         self,
@@ -60,7 +62,7 @@ class Int8Attention(NamedTuple):
         """
         channels = q.shape[3]
         k, v, mask = in_reach(k, v, mask, causal, q)
-        q, k, v, layout = readable(q, k, v)
+        q, k, v, layout = readable(q, k, v, self.tile_keys)
         out, packed = self.attend_readable(
             q, k, v, layout, lse, mask=mask, scale=scale, causal=causal
         )
@@ -70,12 +72,12 @@ class Int8Attention(NamedTuple):
         """``Backend.prepare``."""
         if (causal and k.shape[2] > q.shape[2]) or not q.dtype == k.dtype == v.dtype:
             return None
-        layout = lay_out(q, k, v)
+        layout = lay_out(q, k, v, self.tile_keys)
 
         def compute(q, k, v, *, mask: None, scale: float) -> torch.Tensor:
             given = layout
             if not aligned(q, k, v):
-                q, k, v, given = readable(q, k, v)
+                q, k, v, given = readable(q, k, v, self.tile_keys)
             options = {"mask": None, "scale": scale, "causal": causal}
             return self.attend_readable(q, k, v, given, None, **options)[0]
 

@@ -11,11 +11,13 @@ from typing import NamedTuple
 import torch
 
 from ..backend import token_major_like
-from .geometry import chunk, padded_head_dim, parts, place
+from .geometry import HEAD_DIMS, chunk, padded_head_dim, parts, place
 from .operands import in_vectors
 
 BLOCK_KEYS = 64
-Q_TOKENS, K_TOKENS, VALUE_TOKENS = 128, 512, 256  # per block of threads of the quantising kernels
+WGMMA_KEYS = 128  # of a tile of the attention kernel for compute capability 9.0
+WGMMA_HEAD_DIMS = (64, 128)
+Q_TOKENS, K_TOKENS, VALUE_TOKENS = 256, 512, 256  # per block of threads of the quantising kernels
 # V up to this long is packed in the first launch, by blocks that all read the whole of it.
 SHORT = 1024
 
@@ -30,6 +32,7 @@ class Layout(NamedTuple):
     """
 
     head_dim: int  # one of HEAD_DIMS
+    tile_keys: int  # of K that lie together, see int8_layout.cuh: BLOCK_KEYS or WGMMA_KEYS
     chunks: int  # of tokens that V's ranges are found in; 0: V is short
     quantise_blocks: int  # of threads
     pack_blocks: int  # likewise
@@ -60,18 +63,24 @@ class Layout(NamedTuple):
         return torch.empty_like(q) if self.token_major else token_major_like(q)
 
 
-def lay_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Layout:
-    """q [B, Hq, Nq, D], k, v [B, Hk, Nk, D], all of one dtype and on one GPU; D at most 256."""
+def lay_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tile_keys: int) -> Layout:
+    """q [B, Hq, Nq, D], k, v [B, Hk, Nk, D], all of one dtype and on one GPU; D at most 256.
+
+    tile_keys: as in Layout; D is at most 128 where it is WGMMA_KEYS.
+    """
     return _lay_out(
-        q.shape, q.stride(), k.shape, k.stride(), v.stride(), q.itemsize, q.get_device()
+        q.shape, q.stride(), k.shape, k.stride(), v.stride(), q.itemsize, q.get_device(), tile_keys
     )
 
 
 @lru_cache(maxsize=4096)
-def _lay_out(q_shape, q_stride, k_shape, k_stride, v_stride, itemsize: int, device: int) -> Layout:
+def _lay_out(
+    q_shape, q_stride, k_shape, k_stride, v_stride, itemsize: int, device: int, tile_keys: int
+) -> Layout:
     batch, q_heads, q_len, channels = q_shape
     _, kv_heads, kv_len, _ = k_shape
-    head_dim = padded_head_dim(channels)
+    head_dims = HEAD_DIMS if tile_keys == BLOCK_KEYS else WGMMA_HEAD_DIMS
+    head_dim = padded_head_dim(channels, head_dims)
     kv_total = batch * kv_heads
     blocks = 2 * parts(kv_len, 2 * BLOCK_KEYS)
     chunks, chunk_tokens = (0, 0) if kv_len <= SHORT else chunk(kv_total, kv_len, device)
@@ -92,6 +101,7 @@ def _lay_out(q_shape, q_stride, k_shape, k_stride, v_stride, itemsize: int, devi
     out_view = (q_len * q_heads * channels, channels, q_heads * channels)
     return Layout(
         head_dim=head_dim,
+        tile_keys=tile_keys,
         chunks=chunks,
         quantise_blocks=k_blocks + q_blocks + (kv_total * chunks or value_blocks),
         pack_blocks=value_blocks,

@@ -6,16 +6,22 @@ import torch
 
 from ..jit.loader import launch
 from ..jit.variants import Variant
-from ..reference.smoothing import hadamard
 from . import operands
 from .geometry import HEAD_DIMS
-from .int8_layout import BLOCK_KEYS, VALUE_SIZES_BYTES, VIEW_BYTES, Layout, lay_out
+from .int8_layout import (
+    BLOCK_KEYS,
+    VALUE_SIZES_BYTES,
+    VIEW_BYTES,
+    WGMMA_HEAD_DIMS,
+    WGMMA_KEYS,
+    Layout,
+    lay_out,
+)
 from .operands import DTYPES, LIVE_KEYS, LOG2_E, aligned, live_view
 
 _TENSOR = f"Q{VIEW_BYTES}s"
 _VALUES = f"{_TENSOR}{LIVE_KEYS}3Q{VALUE_SIZES_BYTES}s"  # struct Values
 _THREADS = 256
-WGMMA_KEYS = 128  # of a tile of the attention kernel for compute capability 9.0
 
 
 def _quantise(head_dim: int, dtype: torch.dtype, tile_keys: int) -> Variant:
@@ -46,7 +52,7 @@ _QUANTISE = {
     for d in HEAD_DIMS
     for t in DTYPES
     for n in (BLOCK_KEYS, WGMMA_KEYS)
-    if n == BLOCK_KEYS or d <= 128
+    if n == BLOCK_KEYS or d in WGMMA_HEAD_DIMS
 }
 _PACK_VALUES = {(d, t): _pack_values(d, t) for d in HEAD_DIMS for t in DTYPES}
 VARIANTS = (*_QUANTISE.values(), *_PACK_VALUES.values())
@@ -64,15 +70,7 @@ class Packed(NamedTuple):
         head_dim = self.layout.head_dim
         means = self.buffer[self.layout.k_means :][: batch * heads * head_dim * 4]
         means = means.view(torch.float32).view(batch, heads, 1, head_dim)
-        return rotate_back(means)[..., :channels]
-
-
-def rotate_back(means: torch.Tensor) -> torch.Tensor:
-    """Means of K [..., D], which ``quantise_keys`` of int8_queries_keys.cuh leaves rotated."""
-    # Its rotation leaves out the root of the block's size, and has RANGE = 1 / 256.
-    head_dim = means.shape[-1]
-    root = (head_dim & -head_dim) ** -0.5
-    return means @ hadamard(head_dim, means.device) * (256 * root)
+        return means[..., :channels]
 
 
 def quantise(
@@ -83,7 +81,6 @@ def quantise(
     *,
     live_keys: torch.Tensor | None,
     scale: float,
-    tile_keys: int = BLOCK_KEYS,
 ) -> Packed:
     """Smooth K and V, rotate Q and K, quantise all three.
 
@@ -91,7 +88,7 @@ def quantise(
 
     q [B, Hq, Nq, D], k, v [B, Hk, Nk, D] and their layout as :func:`readable` gives them.
     live_keys: bool [B|1, Hk|1, Nk], contiguous in the last dimension: keys that some query sees;
-    None: all. scale: of the softmax. tile_keys: keys of K that lie together, see int8_layout.cuh.
+    None: all. scale: of the softmax.
     """
     device = q.get_device()
     buffer = q.new_empty(layout.bytes, dtype=torch.uint8)
@@ -106,7 +103,7 @@ def quantise(
         layout.value_sizes,
     )
     launch(
-        _QUANTISE[layout.head_dim, q.dtype, tile_keys],
+        _QUANTISE[layout.head_dim, q.dtype, layout.tile_keys],
         device,
         layout.quantise_blocks,
         q.data_ptr(),
@@ -128,11 +125,11 @@ def quantise(
 
 
 def readable(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tile_keys: int = BLOCK_KEYS
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Layout]:
     """``operands.readable``, and the layout, which knows most of the answer already."""
-    layout = lay_out(q, k, v)
+    layout = lay_out(q, k, v, tile_keys)
     if layout.in_vectors and aligned(q, k, v):
         return q, k, v, layout
     q, k, v = operands.readable(q, k, v)
-    return q, k, v, lay_out(q, k, v)
+    return q, k, v, lay_out(q, k, v, tile_keys)

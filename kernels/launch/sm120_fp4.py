@@ -18,7 +18,6 @@ from ..jit.variants import Variant
 from . import fp4_quantise, int8_fp4_quantise
 from .fp4_quantise import DELTA_BYTES, NATIVE_SM, Q_BLOCKS, Packed, smoothed_away
 from .geometry import padded_head_dim
-from .int8_quantise import rotate_back
 from .operands import (
     CODES,
     MASK,
@@ -188,8 +187,6 @@ def attend(
     if not return_lse:
         return out
     key_mean = packed.part("k_means", torch.float32, *k.shape[:2], 1, packed.layout.head_dim)
-    if precision == "int8_fp4":
-        key_mean = rotate_back(key_mean)
     return out, true_lse(lse, q, key_mean[..., : q.shape[3]], scale)
 
 

@@ -9,15 +9,19 @@ import torch
 from ..backend import Backend, Capability, Dtypes, HeadDimUpTo, Unmasked
 from ..jit.loader import launch
 from ..jit.variants import Variant
-from .geometry import parts
+from .geometry import one_each, parts
 from .int8_attention import Int8Attention
-from .int8_layout import Layout
-from .int8_quantise import WGMMA_KEYS, Packed, quantise
+from .int8_layout import WGMMA_KEYS, Layout
+from .int8_quantise import Packed, quantise
 from .operands import CODES, DTYPES, OUTPUT, in_one_dtype
 
-ROWS = 192  # as in the kernel, of WGMMA_KEYS a tile
-THREADS = 512
-STAGES = {64: 8, 96: 8, 128: 6}  # by head_dim: as many as fit, and no more than eight
+ROWS = 128  # as in the kernel, of WGMMA_KEYS a tile
+THREADS = 384
+STAGES = {64: 8, 128: 6}  # by head_dim: as many as fit, and no more than eight
+
+# Bytes of spilled registers put up with, by head_dim: the most by NVRTC 12.8 to 13.5.
+_SPILLS = {64: 0, 128: 144}
+_SPILL_REASON = "scores, P V and sums take 208 of 240 registers; some ten words are moved each tile"
 
 
 def _attention(head_dim: int) -> Variant:
@@ -26,12 +30,14 @@ def _attention(head_dim: int) -> Variant:
         source="sm90_int8_attention.cu",
         kernel="sm90_int8_attention",
         template=(head_dim, stages),
-        params=f"6Q{OUTPUT}Q8i",
+        params=f"6Q{OUTPUT}Q9i",
         threads=THREADS,
         # Q; for each stage K, V, eight scales of K and four barriers
         shared_bytes=ROWS * head_dim + stages * (2 * WGMMA_KEYS * head_dim + 8 * 4 + 4 * 8),
         first_sm=90,
         last_sm=90,
+        spill_bytes=_SPILLS[head_dim],
+        spill_reason=_SPILL_REASON,
     )
 
 
@@ -53,14 +59,16 @@ def _attend_readable(
     """What ``Int8Attention`` asks for. Raises ValueError for a mask, which dispatch never sends."""
     if mask is not None:
         raise ValueError("sm90_int8 takes no mask")
-    packed = quantise(q, k, v, layout, live_keys=None, scale=scale, tile_keys=WGMMA_KEYS)
+    packed = quantise(q, k, v, layout, live_keys=None, scale=scale)
     out = layout.output_like(q)
     start = packed.buffer.data_ptr()
     batch, q_heads, q_len = layout.query_sizes
+    device, items = q.get_device(), batch * q_heads * parts(q_len, ROWS)
     launch(
         _ATTENTION[layout.head_dim],
-        q.get_device(),
-        batch * q_heads * parts(q_len, ROWS),
+        device,
+        # Causal items differ in length: then the GPU hands them out, as blocks come free.
+        items if causal else one_each(items, device),
         start + layout.q_codes,
         start + layout.q_scales,
         start + layout.k_codes,
@@ -70,6 +78,7 @@ def _attend_readable(
         out.data_ptr(),
         *layout.out_view,
         0 if lse is None else lse.data_ptr(),
+        batch,
         *layout.attention_sizes,
         causal,
         CODES[out.dtype],
@@ -77,7 +86,7 @@ def _attend_readable(
     return out, packed
 
 
-_INT8 = Int8Attention(_attend_readable)
+_INT8 = Int8Attention(_attend_readable, WGMMA_KEYS)
 attend, attend_smoothed = _INT8.attend, _INT8.attend_smoothed
 
 SM90_INT8 = Backend(

@@ -43,6 +43,8 @@ def _load_matrices(count, transposed, d, source):
     """Lane i of the first 8 per matrix gives the address of row i % 8 of matrix i / 8. Lane i gets
     elements 2 (i % 4) and the next of row i / 4, of column i / 4 where transposed."""
     count, put, at = int(count), write_parts(d, "u32"), address(source)
+    if len(parts_of(d)) != count:
+        raise KernelError(f"{len(parts_of(d))} registers for {count} matrices")
 
     def run(m):
         warps = m.whole_warps()

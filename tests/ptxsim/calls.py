@@ -26,7 +26,8 @@ def in_any_order(simulator, seeds, run):
         outputs.append(found if isinstance(found, tuple) else (found,))
     simulator.seed = 0
     for others in outputs[1:]:
-        assert all(torch.equal(x, y) for x, y in zip(outputs[0], others, strict=True))
+        same = all(torch.equal(x, y) for x, y in zip(outputs[0], others, strict=True))
+        assert same, "not the same bits in every order of warps"
     return found
 
 

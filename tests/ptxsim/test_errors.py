@@ -70,6 +70,10 @@ ERRORS = [
         "from one that is not there",
     ),
     (
+        SHARED + "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {d}, [b];",
+        "1 registers for 4 matrices",
+    ),
+    (
         SHARED + "setp.lt.u32 p, tid, 9;@p ldmatrix.sync.aligned.m8n8.x1.shared.b16 {d}, [b];",
         "only part of a warp",
     ),

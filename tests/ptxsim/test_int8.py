@@ -88,6 +88,16 @@ def test_masks(simulator, kind, causal):
     assert (check(simulator, q, k, v, mask=mask, causal=causal)[:, :, [9, 64]] == 0).all()
 
 
+@pytest.mark.parametrize("bias", [-1e8, -1.1e8, -2e8, -2.5e8])
+def test_biases_so_large_that_their_sums_are_rounded(bias):
+    """There FP32 counts by eights: a reference must not be taken for nearer than it is."""
+    q, k, v = tensors(hq=1, nq=16, nk=128)
+    for step in (16, 24, 32):
+        mask = torch.full((1, 1, 16, 128), bias)
+        mask[..., 64:] += step
+        assert run(q, k, v, mask=mask).isfinite().all()
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_prepared_call_computes_tensors_wherever_they_start(simulator, causal):
     q, k, v = tensors(nq=70, nk=70)

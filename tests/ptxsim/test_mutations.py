@@ -39,9 +39,9 @@ INT8_FAULTS = [
         UNDER_WAY,
     ),
     (
-        "int8_queries_keys.cuh",
-        "__syncthreads();\n  if (threadIdx.x < HEAD_DIM) {\n    float sum",
-        "if (threadIdx.x < HEAD_DIM) {\n    float sum",
+        "token_sample.cuh",
+        "__syncthreads();\n    float sum",
+        "float sum",
         f"{RACE}|nothing was written",
     ),
     (
@@ -60,11 +60,11 @@ INT8_FAULTS = [
     # Ends of tensors.
     (
         "int8_queries_keys.cuh",
-        "keys[r] < v.kv_len && ",
-        "keys[r] <= v.kv_len && ",
+        "keys[r] < v.kv_len;",
+        "keys[r] <= v.kv_len;",
         f"{NUMBERS}|{OUTSIDE}",
     ),
-    ("int8_values.cuh", "key < p.kv_len && channel", "channel", OUTSIDE),
+    ("int8_values.cuh", "keys[i] < p.kv_len && channel", "channel", OUTSIDE),
     (
         "int8_warp.cuh",
         "bool hidden = key + i > last_key;",
@@ -81,9 +81,15 @@ INT8_FAULTS = [
     ("int8_layout.cuh", "8 * j + 2 * t + e", "2 * j + 4 * t + e", NUMBERS),
     ("panels.cuh", "lane / 8 % 2 * 16", "(1 - lane / 8 % 2) * 16", NUMBERS),
     # Numbers.
-    ("int8_warp.cuh", "out[n][i] -= unsettled[i / 2]", "out[n][i] -= unsettled[0]", NUMBERS),
+    ("int8_warp.cuh", "as_float(total), weight[r]", "as_float(total), weight[0]", NUMBERS),
+    (
+        "int8_values.cuh",
+        "rintf(middle * inverse) - MIDDLE_CODE",
+        "rintf(middle * inverse)",
+        NUMBERS,
+    ),
     ("int8_probabilities.cuh", "0x6420", "0x4620", NUMBERS),
-    ("ptx", ".s32.u8.s8.s32", ".s32.s8.s8.s32", NUMBERS),
+    ("ptx", ".s32.u8.u8.s32", ".s32.u8.s8.s32", NUMBERS),
     ("ptx", "dp4a.u32.u32", "dp4a.s32.s32", NUMBERS),
 ]
 
@@ -105,7 +111,7 @@ FP4_FAULTS = [
         f"{NUMBERS}|{RACE}",
     ),
     # Ends of tensors.
-    ("live_keys.cuh", "token < end && live", "live", f"{NUMBERS}|{OUTSIDE}"),
+    ("live_keys.cuh", "tokens[a] < end", "true", f"{NUMBERS}|{OUTSIDE}"),
     (
         "fp4_warp.cuh",
         "key_of(n, i % 2) > last_key[i / 2]",

@@ -67,6 +67,34 @@ def test_more_tiles_than_stages(simulator):
     check(simulator, *tensors(hq=1, nk=1100))
 
 
+def many(**options):
+    """More work than there are blocks for: some take two items or three."""
+    return tensors(hq=5, nq=200, nk=300, **options)
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_blocks_go_on_to_the_next_item(simulator, d):
+    check(simulator, *many(d=d))
+    check(simulator, *many(d=d, b=2), seeds=(0, 5))
+
+
+def with_a_nan():
+    """NaN in one head of Q: what takes another head next must not see it."""
+    q, k, v = many()
+    q[:, 0] = torch.nan
+    return q, k, v
+
+
+def check_other_heads(q, k, v):
+    out = run(q, k, v)
+    assert not out[:, 0].isfinite().any()
+    calls.check_near_exact(out[:, 1:], q[:, 1:], k, v, BAR)
+
+
+def test_a_nan_stays_in_its_item():
+    check_other_heads(*with_a_nan())
+
+
 def growing(nk=1100):
     """Each tile's scores are far above those before it: references move."""
     q, k, v = tensors(hq=1, nk=nk)
@@ -107,34 +135,49 @@ def test_lse_is_that_of_the_scores():
 
 
 FAULTS = {
-    "scores are read before their product has ended": ("wgmma_end();\n    pin(s);", "pin(s);"),
+    "scores are read before their product has ended": (
+        "wgmma_wait<1>();\n    pin(next_scores);",
+        "pin(next_scores);",
+    ),
+    "P V is added before its product has ended": (
+        "wgmma_wait<0>();\n    pin(before);",
+        "pin(before);",
+    ),
     "V is given back before its product has ended": (
-        "      multiply_values(product);\n"
-        "      if (is_first_lane()) shared.empty_v(turn.stage).arrive();\n",
-        "      if (is_first_lane()) shared.empty_v(turn.stage).arrive();\n"
-        "      multiply_values(product);\n",
+        "    wgmma_wait<0>();\n    pin(before);\n    if (tile > 0 &&",
+        "    if (tile > 0 && is_first_lane()) shared.empty_v(turn.previous_stage()).arrive();\n"
+        "    wgmma_wait<0>();\n    pin(before);\n    if (false &&",
     ),
     "scales are given back before they are read": (
-        "      find_p(s);\n      if (is_first_lane()) shared.empty_k(turn.stage).arrive();\n",
-        "      if (is_first_lane()) shared.empty_k(turn.stage).arrive();\n      find_p(s);\n",
+        "e.find(s, q_scale, shared.k_scales(turn.stage) + t() * 4);\n"
+        "    if (is_first_lane()) shared.empty_k(turn.stage).arrive();\n",
+        "if (is_first_lane()) shared.empty_k(turn.stage).arrive();\n"
+        "    e.find(s, q_scale, shared.k_scales(turn.stage) + t() * 4);\n",
     ),
     "scales are not waited for": ("expect(TILE + SCALES)", "expect(TILE)"),
-    "Q is not waited for": ("    synchronise<GROUP>(1 + group());\n", ""),
+    "Q is not waited for": ("publish_to_wgmma();\n    synchronise<GROUP>(1 + group);\n", ""),
+    "Q is replaced while others read it": (
+        "    synchronise<GROUP>(1 + group);  // all of its warps have left the item before\n",
+        "",
+    ),
+    "no scores come behind the last ones": ("tile <= tiles", "tile < tiles"),
+    "their place is not given back": ("      shared.empty_k(turn.stage).arrive();\n", ""),
+    "an item begins with what is left of the one before": ("sum[r] = weight[r]", "weight[r]"),
     "the last key is hidden": (">= visible)", ">= visible - 1)"),
     "a key too many is seen": (">= visible)", "> visible)"),
     "the output does not follow its reference": ("*= shrink[i / 2 % 2]", "*= 1.0f"),
-    "K's blocks share a scale": ("scales + block * (SCALES_PER_BLOCK * 4)", "scales"),
     "tiles weigh the same": (
-        "weight[r] = exp2_approx(e.top[r] - reference[r])",
-        "weight[r] = 1.0f",
+        "weight[r] = weight_of(e.top[r], reference[r])",
+        "weight[r] = exp2_approx(LOG2_WEIGHT)",
     ),
-    "what MAGIC added stays": ("out[i] -= unsettled[i / 2 % 2]", "out[i] -= 0.0f"),
 }
 
 
 def check_long_and_short(simulator):
     check(simulator, *growing(), bar=0.1)
     check(simulator, *tensors(hq=1, nq=3, nk=3), bar=0.1)
+    check(simulator, *many(), bar=0.1)
+    check_other_heads(*with_a_nan())
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -147,12 +190,18 @@ def test_faults_are_found(use, fault):
 @pytest.mark.parametrize(
     ("file", "text", "other", "message"),
     [
+        (
+            "sm90_int8_exponents.cuh",
+            "k_scales + block * (SCALES_PER_BLOCK * 4)",
+            "k_scales",
+            "rel_l1=",
+        ),
         ("sm90_int8_attention.cu", "publish_to_wgmma();", "", "no proxy fence"),
         ("sm90_int8_attention.cu", "wgmma_begin();", "", r"no wgmma\.fence"),
-        ("wgmma.cuh", "wgmma_commit();\n  wgmma_wait", "wgmma_wait", "rel_l1="),
+        ("sm90_int8_attention.cu", "wgmma_commit();", "", "rel_l1=|same bits|no wgmma"),
     ],
 )
-def test_a_missing_fence_or_commit_is_found(use, file, text, other, message):
+def test_faults_are_found_for_what_they_are(use, file, text, other, message):
     simulator = use(Simulator(90, edit=(file, text, other)))
     with pytest.raises((AssertionError, KernelError), match=message):
         check_long_and_short(simulator)

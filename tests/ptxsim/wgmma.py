@@ -1,8 +1,9 @@
 """wgmma: products of a warpgroup's matrices A and B, with D in registers (PTX ISA, section 9.7.15).
 
 Each warp has 16 rows of A and D, in fragments like those of mma.sync; B, and A if it likes, lies in
-shared memory and is read when a product begins. D holds noise until a wait has ended the product's
-group, so that whoever reads it too early is found out.
+shared memory, is read when a product begins, and once more, for nothing but errors, when a wait has
+ended the product's group: whoever gives it back too early is found out. So is whoever reads D too
+early, as it holds noise until then.
 """
 
 from collections import defaultdict
@@ -24,6 +25,7 @@ class Products:
         self._values = defaultdict(lambda: np.zeros(machine.shape, "u4"))  # by register
         self._group = defaultdict(lambda: np.full(warps, -1))  # by register, -1: none is under way
         self._committed = np.zeros(warps, "i8")
+        self._operands = []  # in shared memory: warps, addresses, groups [n]
         self.fenced = np.zeros(warps, bool)  # since their last wait
 
     def read(self, index: int, warps: np.ndarray) -> np.ndarray:
@@ -35,6 +37,11 @@ class Products:
         self._values[index][warps] = values.view("u4")
         self._group[index][warps] = self._committed[warps]
         self._set(index, warps, _NOISE)
+
+    def read_shared(self, warps: np.ndarray, addresses: np.ndarray) -> np.ndarray:
+        """16 bytes each, of an operand of a product that begins: [n, 4]."""
+        self._operands.append((warps, addresses, self._committed[warps]))
+        return self._m.shared.load(warps, addresses, 4, 4, by_proxy=True)
 
     def _set(self, index: int, warps: np.ndarray, values) -> None:
         self._m.registers[index] = self._m.registers[index].copy()
@@ -54,6 +61,12 @@ class Products:
             if len(ended):
                 self._set(index, ended, self._values[index][ended])
                 group[ended] = -1
+        operands, self._operands = self._operands, []
+        for by, addresses, group in operands:
+            ended = np.isin(by, warps) & (group < self._committed[by] - pending)
+            self._m.shared.load(by[ended], addresses[ended], 4, 4, by_proxy=True)
+            if not ended.all():
+                self._operands.append((by[~ended], addresses[~ended], group[~ended]))
 
 
 _START, _LEADING, _STRIDE, _SWIZZLE = 0, 16, 32, 62  # first bits of a descriptor's fields
@@ -96,7 +109,7 @@ def _in_shared(operand, dtype, rows, k, transposed, by_warp=False):
         at = start + leading * (unit >> bits) + stride * (row // 8)
         at = at + (((row % 8) << bits) + (unit & (1 << bits) - 1)) * 16
         at ^= (at >> 7 & (1 << bits) - 1) << 4
-        words = m.shared.load(warps.repeat(at[0].size), at.ravel(), 4, 4, by_proxy=True)
+        words = m.products.read_shared(warps.repeat(at[0].size), at.ravel())
         values = elements(words.reshape(len(warps), -1), dtype)
         if transposed:
             return values.reshape(-1, k, rows).swapaxes(1, 2)

@@ -93,8 +93,10 @@ def test_spills_are_reported_and_a_fault_beyond_the_allowance(spilling):
     assert row.instructions["local"] > 0
     assert row.faults == []
     resources = read_resources(built.entry.cubin, built.entry.record["function"])
-    (fault,) = find_faults(spilling, 90, resources, spills=5000)
+    (fault,) = find_faults(spilling, 90, resources, spills=5000, log="")
     assert fault == "spills 5000 bytes of registers, 4096 are allowed"
+    note = "Potential Performance Loss: wgmma.mma_async instructions are serialized due to ..."
+    assert find_faults(spilling, 90, resources, spills=0, log=f"ptxas info\n  {note}\n") == [note]
 
 
 @pytest.mark.parametrize(
