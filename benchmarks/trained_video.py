@@ -25,7 +25,7 @@ from sageattention3.nodes.engine.forecast import contributions
 from sageattention3.nodes.engine.profile import Profile
 
 RESULT = ROOT / "benchmarks" / "results" / "trained_video.json"
-STEPS = 20
+STEPS = gallery.STEPS
 PROMPTS = (
     *gallery.PROMPTS,
     "cyan square down over orange plain",
@@ -34,12 +34,12 @@ PROMPTS = (
     "purple cross up over yellow dots",
     "blue triangle still over white plain",
     "white circle circling over red dots",
-    "red eight growing over white stripes",
+    "red four growing over white stripes",
     "yellow square spinning over blue checks",
-    "cyan five up over purple plain",
+    "cyan two up over purple plain",
     "green star left over orange stripes",
     "orange moon down over green dots",
-    "purple zero right over cyan plain",
+    "purple one right over cyan plain",
     "blue cross circling over yellow checks",
 )
 MIDDLE = 0.7  # noise level of the pass that is followed from block to block

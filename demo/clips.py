@@ -60,9 +60,9 @@ def random_scenes(count: int, generator: torch.Generator) -> Scenes:
     words = torch.stack([first_of(name) + picked[name] for name in CATEGORIES], 1)
     return Scenes(
         words,
-        between(0.42, 0.58, 2),
-        between(0.19, 0.25),
-        between(-0.15, 0.15),
+        between(0.45, 0.55, 2),
+        between(0.22, 0.27),
+        between(-0.08, 0.08),
         between(0.0, 1.0, 2),
         2.0 * pick(2) - 1.0,
     )
@@ -120,7 +120,7 @@ def _textures(scenes: Scenes, texture: torch.Tensor, x, y, size: int) -> torch.T
 def _move(scenes: Scenes, motion: torch.Tensor, times: torch.Tensor):
     """Centre [B, T, 2], radius [B, T] and angle [B, T] of the shapes at ``times``."""
     is_ = {name: (motion == i)[:, None] for i, name in enumerate(CATEGORIES["motion"])}
-    way = 0.46 * (times - 0.5)
+    way = 0.42 * (times - 0.5)
     circle = 2 * math.pi * times * scenes.turn[:, None]
     x = way * is_["right"].float() - way * is_["left"].float()
     y = way * is_["down"].float() - way * is_["up"].float()

@@ -4,6 +4,7 @@ Call ``host.import_comfy`` first.
 """
 
 import filecmp
+import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -22,10 +23,11 @@ from . import codec, words
 from .clips import SIZE
 from .host import MODELS
 from .sampling import apply, calibrated, patched, sample
-from .train import CHECKPOINT, SHIFT
+from .train import CHECKPOINT
 from .video_model import FRAMES
 
 FAMILY = "hunyuan_video"
+SHIFT = float(json.loads((words.MODEL / "training.json").read_text())["options"]["shift"])
 LATENT = (codec.CHANNELS, FRAMES, SIZE // codec.PATCH, SIZE // codec.PATCH)
 DIRECT_P = replace(SCHEMES["fp4"], p_scaling="direct")  # the failure of the paper's figure 12
 WORST = 3  # layers kept in fp16 by calibration

@@ -55,6 +55,8 @@ def build(device: torch.device, seed: int, **widths: Any) -> torch.nn.Module:
     generator = torch.Generator().manual_seed(seed)
     for key, parameter in model.named_parameters():
         parameter.data.copy_(_first_value(key, parameter, generator))
+    # Positions are the same for all of a batch; the host would compute them for each, in FP64.
+    model.pe_embedder.register_forward_pre_hook(lambda _module, given: (given[0][:1],))
     return model
 
 

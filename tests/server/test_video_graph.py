@@ -8,7 +8,8 @@ from sageattention3.demo import video
 from sageattention3.demo.clips import SIZE
 from sageattention3.demo.sampling import EVERYTHING
 from sageattention3.demo.server import PromptError
-from sageattention3.demo.train import CHECKPOINT, SHIFT
+from sageattention3.demo.train import CHECKPOINT
+from sageattention3.demo.video import SHIFT
 
 pytestmark = [pytest.mark.server, pytest.mark.host]
 FRAMES = 3
