@@ -126,6 +126,7 @@ class Trainer:
             if step == TIMED[1]:
                 self._fit_into_time(step)
             if step >= self.steps or self._seconds() > self.options.seconds:
+                self.steps = step  # as many as there were
                 break
             kind = self._kind(step)
             timed = TIMED[0] <= step < TIMED[1]
@@ -156,7 +157,7 @@ class Trainer:
         print(f"a step: images {1e3 * images:.1f} ms, clips {1e3 * clips:.1f} ms", flush=True)
         later = clips + (images - clips) / IMAGE_EVERY
         each = IMAGES_FIRST * images + (1 - IMAGES_FIRST) * later
-        left = 0.97 * (self.options.seconds - self._seconds()) / each
+        left = 0.97 * max(0.0, self.options.seconds - self._seconds()) / each
         self.steps = int(min(self.steps, step + left))
         print(f"{self.steps} steps", flush=True)
 
