@@ -22,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 if __name__ == "__main__":  # as a script; tests import this module from the loaded pack
     import as_script  # noqa: F401
 
+from sageattention3.benchmarks.attention import SHAPES
 from sageattention3.benchmarks.provenance import (
     add_gpu_options,
     gpu_provenance,
@@ -29,16 +30,8 @@ from sageattention3.benchmarks.provenance import (
     write_result,
 )
 from sageattention3.kernels import attention, capabilities
-from sageattention3.kernels.shapes import IMAGE_MODELS, Shape, random_qkv
+from sageattention3.kernels.shapes import Shape, random_qkv
 
-SHAPES = (
-    Shape("4k, D128", 2, 24, 4096, 128),
-    Shape("16k, D128", 2, 24, 16384, 128),
-    Shape("16k, D128, causal", 2, 24, 16384, 128, causal=True),
-    Shape("16k, D64", 2, 24, 16384, 64),
-    *IMAGE_MODELS,
-    Shape("Wan 2.1 14B", 1, 40, 32760, 128),
-)
 CALLS, PAUSE_SECONDS = 9, 0.05
 
 

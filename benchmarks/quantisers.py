@@ -22,6 +22,7 @@ from rich.table import Table
 if __name__ == "__main__":  # as a script; tests import this module from the loaded pack
     import as_script  # noqa: F401
 
+from sageattention3.benchmarks.attention import QUICK
 from sageattention3.benchmarks.provenance import (
     add_gpu_options,
     gpu_provenance,
@@ -29,16 +30,10 @@ from sageattention3.benchmarks.provenance import (
     write_result,
 )
 from sageattention3.kernels.launch import int8_quantise, sm120_fp4
-from sageattention3.kernels.shapes import Shape, random_qkv
+from sageattention3.kernels.shapes import VIDEO_MODELS, random_qkv
 from sageattention3.kernels.timing import GpuTimer
 
-SHAPES = (
-    Shape("4k, D128", 2, 24, 4096, 128),
-    Shape("16k, D128", 2, 24, 16384, 128),
-    Shape("4k, D64", 2, 24, 4096, 64),
-    Shape("16k, D64", 2, 24, 16384, 64),
-    Shape("Wan 2.1 14B", 1, 40, 32760, 128),
-)
+SHAPES = (*QUICK, *(shape for shape in VIDEO_MODELS if shape.name == "Wan 2.1 14B"))
 COPIED_BYTES = 1 << 30
 ROUNDS, TIMES, PAUSE_SECONDS = 5, 10, 0.1
 

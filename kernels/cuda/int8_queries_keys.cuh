@@ -59,9 +59,8 @@ __device__ __forceinline__ void load_rows(Octet<DTYPE> (&octets)[2][HEAD_DIM / 3
 template <int HEAD_DIM, Dtype DTYPE, typename Params>
 __device__ void quantise_queries(const Params& p, u32 index) {
   const u32 parts = (p.q_len + Q_TOKENS - 1) / Q_TOKENS;
-  const int part = index % parts, batch_head = index / parts;
-  const int head = static_cast<u32>(batch_head) % p.q_heads;
-  const int batch = static_cast<u32>(batch_head) / p.q_heads;
+  const u32 batch_head = index / parts;
+  const int part = index % parts, head = batch_head % p.q_heads, batch = batch_head / p.q_heads;
   const int lane = threadIdx.x % 32, t = lane % 4, last = p.q_len - 1;
   const HadamardTiles<DTYPE> hadamard;
   const int end = min((part + 1) * Q_TOKENS, p.q_len);
@@ -123,9 +122,8 @@ __device__ void quantise_keys(const Params& p, u32 index) {
   __shared__ __align__(16) float start[HEAD_DIM];
   const auto& v = p.values;
   const u32 parts = parts_of_keys<KeyBlocks>(v.blocks);
-  const int part = index % parts, kv_head = index / parts;
-  const int head = static_cast<u32>(kv_head) % v.kv_heads;
-  const int batch = static_cast<u32>(kv_head) / v.kv_heads;
+  const u32 kv_head = index / parts;
+  const int part = index % parts, head = kv_head % v.kv_heads, batch = kv_head / v.kv_heads;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4;
   const HadamardTiles<DTYPE> hadamard;
   find_mean<HEAD_DIM, DTYPE>(p, batch, head, mean, start);

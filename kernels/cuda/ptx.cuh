@@ -65,32 +65,19 @@ __device__ __forceinline__ u32 min_nan_of(u32 a, u32 b) {
 // D = A B + C for A [16, 32] row-major, B [32, 8] column-major, 8-bit, accumulated in s32.
 // Lane 4g + t holds A[g][4t..], A[g + 8][4t..], A[g][16 + 4t..], A[g + 8][16 + 4t..] in a[0..3],
 // B[4t..][g], B[16 + 4t..][g] in b0, b1 and D[g][2t], D[g][2t + 1], D[g + 8][2t], D[g + 8][2t + 1].
-__device__ __forceinline__ void mma_s8_s8(u32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1,
-                                          const u32 (&c)[4]) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%10,%11,%12,%13};"
-      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]),
-        "r"(c[2]), "r"(c[3]));
-}
-
-__device__ __forceinline__ void mma_u8_u8(u32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1,
-                                          const u32 (&c)[4]) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%10,%11,%12,%13};"
-      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]),
-        "r"(c[2]), "r"(c[3]));
-}
-
-__device__ __forceinline__ void mma_u8_s8(u32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1,
-                                          const u32 (&c)[4]) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%10,%11,%12,%13};"
-      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]),
-        "r"(c[2]), "r"(c[3]));
-}
+#define MMA_OF_BYTES(NAME, TYPES)                                                                \
+  __device__ __forceinline__ void NAME(u32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1,           \
+                                       const u32 (&c)[4]) {                                      \
+    asm("mma.sync.aligned.m16n8k32.row.col.s32." TYPES ".s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "     \
+        "{%8,%9}, {%10,%11,%12,%13};"                                                            \
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])                                         \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]),    \
+          "r"(c[2]), "r"(c[3]));                                                                 \
+  }
+MMA_OF_BYTES(mma_s8_s8, "s8.s8")
+MMA_OF_BYTES(mma_u8_s8, "u8.s8")
+MMA_OF_BYTES(mma_u8_u8, "u8.u8")
+#undef MMA_OF_BYTES
 
 // D += A B for A [16, 16] row-major, B [16, 8] column-major, in FP16 or (else) BF16, D in FP32.
 // Lane 4g + t holds A[g][2t..], A[g + 8][2t..], A[g][8 + 2t..], A[g + 8][8 + 2t..] in a[0..3],

@@ -2,6 +2,7 @@
 // int8_warp.cuh says how; here is how blocks of warps share K and V, and how a row ends.
 #include "int8_warp.cuh"
 #include "output.cuh"
+#include "place.cuh"
 
 struct Params {
   const u8* q_codes;        // [B, Hq, Nq, HEAD_DIM]
@@ -131,39 +132,15 @@ __device__ __forceinline__ void finish(const Params& p, const Warp<HEAD_DIM, KEY
   }
 }
 
-// Which rows of which head this block works on. Grids have one dimension here, as the others end at
-// 65535 heads or batches. Read anew after the loop: what is kept over it costs registers.
-struct Place {
-  int row_block, head, batch;
-
-  __device__ __forceinline__ Place(const Params& p, int rows) {
-    const int block = block_index_anew();
-    const int row_blocks = (p.q_len + rows - 1) / rows;
-    row_block = block % row_blocks;
-    // Longest rows first, so that a causal call's last blocks are its short ones.
-    if (p.causal) row_block = row_blocks - 1 - row_block;
-    head = block / row_blocks % p.q_heads;
-    batch = block / row_blocks / p.q_heads;
-  }
-
-  __device__ __forceinline__ s64 first_row(const Params& p) const {
-    return (static_cast<s64>(batch) * p.q_heads + head) * p.q_len;
-  }
-  __device__ __forceinline__ s64 kv_head(const Params& p) const {
-    return static_cast<s64>(batch) * p.kv_heads + head / (p.q_heads / p.kv_heads);
-  }
-};
-
 template <int HEAD_DIM, int KEYS, int WARPS, bool MASKED, int MIN_BLOCKS>
 __global__ void __launch_bounds__(32 * WARPS, MIN_BLOCKS)
 sm80_int8_attention(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) u8 shared[];
   constexpr int ROWS = WARPS * WARP_ROWS;
-  const Place place(p, ROWS);
+  const Place<ROWS> place(p, block_index_anew());
   const int row_block = place.row_block, head = place.head, batch = place.batch;
   const int first_row = row_block * ROWS + threadIdx.x / 32 * WARP_ROWS;
-  const int keys = p.causal ? min(p.kv_len, (row_block + 1) * ROWS) : p.kv_len;
-  const int tiles = (keys + KEYS - 1) / KEYS;
+  const int tiles = (place.keys(p) + KEYS - 1) / KEYS;
   const s64 head_row = place.first_row(p), kv_head = place.kv_head(p);
   const s64 kv_bytes = kv_head * p.blocks * (BLOCK_KEYS * HEAD_DIM);
   const float* k_scales = p.k_scales + kv_head * p.blocks * SCALES_PER_BLOCK;
@@ -251,6 +228,7 @@ sm80_int8_attention(const __grid_constant__ Params p) {
     w.follow_top();
     w.add_exact(s, stages.v_of(tile));
   }
-  const Place end(p, ROWS);
+  // Read anew: what is kept over the loop costs registers.
+  const Place<ROWS> end(p, block_index_anew());
   finish(p, w, end.batch, end.head, end.first_row(p), p.v_channels + end.kv_head(p) * 2 * HEAD_DIM);
 }

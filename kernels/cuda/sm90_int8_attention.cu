@@ -5,6 +5,7 @@
 // while it turns this tile's into P (see int8_probabilities.cuh), and P V while it looks for the
 // largest of the next scores. What an SM spends on a tile, docs/kernel-notes-int8.md takes apart.
 #include "output.cuh"
+#include "place.cuh"
 #include "sm90_int8_exponents.cuh"
 #include "wgmma.cuh"
 
@@ -27,29 +28,14 @@ constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
 
 // A block's share of the work: ROWS rows of one head of Q against all of the head's keys, one after
 // the other, as long as there are any.
-struct Item {
-  int row_block, head, batch;
-
-  __device__ __forceinline__ Item(const Params& p, int index) {
-    const int row_blocks = (p.q_len + ROWS - 1) / ROWS;
-    row_block = index % row_blocks;
-    if (p.causal) row_block = row_blocks - 1 - row_block;  // the longest first
-    head = index / row_blocks % p.q_heads;
-    batch = index / row_blocks / p.q_heads;
-  }
+struct Item : Place<ROWS> {
+  using Place<ROWS>::Place;
 
   static __device__ __forceinline__ int count(const Params& p) {
     return p.batch * p.q_heads * ((p.q_len + ROWS - 1) / ROWS);
   }
   __device__ __forceinline__ int tiles(const Params& p) const {
-    const int keys = p.causal ? min(p.kv_len, (row_block + 1) * ROWS) : p.kv_len;
-    return (keys + KEYS - 1) / KEYS;
-  }
-  __device__ __forceinline__ s64 first_row(const Params& p) const {
-    return (static_cast<s64>(batch) * p.q_heads + head) * p.q_len;
-  }
-  __device__ __forceinline__ s64 kv_head(const Params& p) const {
-    return static_cast<s64>(batch) * p.kv_heads + head / (p.q_heads / p.kv_heads);
+    return (keys(p) + KEYS - 1) / KEYS;
   }
 };
 
@@ -114,7 +100,6 @@ struct Consumer {
 
   __device__ __forceinline__ void take(const Params& p, const Item& item) {
     start(p, item.row_block, item.first_row(p));
-    const int tiles = item.tiles(p);
     Scores even, odd;
     // Of no use, but ptxas 12.8 ends every product at once where one begins on what nothing defined.
     clear(even);
@@ -122,22 +107,10 @@ struct Consumer {
     wgmma_wait<0>();
     pin(even);
     if constexpr (HEAD_DIM == KEYS) {  // P V takes the place of the scores that P was made of
-      clear(odd);
-      for (int tile = 0;;) {
-        take_tile(p, even, odd, odd, even, tile);
-        if (++tile == tiles) return finish(p, item, even);
-        take_tile(p, odd, even, even, odd, tile);
-        if (++tile == tiles) return finish(p, item, odd);
-      }
+      take_tiles(p, item, even, odd, even, odd);
     } else {
       Product product;
-      clear(product);
-      for (int tile = 0;;) {
-        take_tile(p, even, odd, product, product, tile);
-        if (++tile == tiles) return finish(p, item, product);
-        take_tile(p, odd, even, product, product, tile);
-        if (++tile == tiles) return finish(p, item, product);
-      }
+      take_tiles(p, item, even, odd, product, product);
     }
   }
 
@@ -172,6 +145,19 @@ struct Consumer {
   static __device__ __forceinline__ void clear(u32 (&accumulators)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) accumulators[i] = 0;
+  }
+
+  // even: scores of the first tile. of_even, of_odd: where P V of such tiles is to be.
+  __device__ __forceinline__ void take_tiles(const Params& p, const Item& item, Scores& even,
+                                             Scores& odd, Product& of_even, Product& of_odd) {
+    const int tiles = item.tiles(p);
+    clear(of_odd);
+    for (int tile = 0;;) {
+      take_tile(p, even, odd, of_odd, of_even, tile);
+      if (++tile == tiles) return finish(p, item, of_even);
+      take_tile(p, odd, even, of_even, of_odd, tile);
+      if (++tile == tiles) return finish(p, item, of_odd);
+    }
   }
 
   // s: scores of the tile. next_scores: those of the next one, begun and waited for here.
