@@ -220,3 +220,23 @@ __device__ __forceinline__ u32 multiply_add_f16x2(u32 a, u32 b, u32 c) {
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
   return d;
 }
+
+// Compute capability 9.0 on.
+__device__ __forceinline__ u32 subtract_bf16x2(u32 a, u32 b) {
+  u32 d;
+  asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
+__device__ __forceinline__ u32 multiply_bf16x2(u32 a, u32 b) {
+  u32 d;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
+// An 8 x 8 matrix of 16-bit elements, transposed: of row g, lane 4g + t holds elements 2t and 2t + 1.
+__device__ __forceinline__ u32 transpose_16bit(u32 x) {
+  u32 d;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(x));
+  return d;
+}

@@ -29,6 +29,34 @@ __device__ __forceinline__ void store_values(u8* values, const Octet<DTYPE>& oct
       make_uint4(octet.words[0], octet.words[1], octet.words[2], octet.words[3]);
 }
 
+// The scale that dS of a query is multiplied by, whose own is `own`: not far below the others of the
+// tile, which would leave it few bits (DsTile), nor so small that dS would vanish.
+__device__ __forceinline__ float slope_scale(float own) {
+  constexpr float LARGEST_OF_OTHERS = 0.25f, SMALLEST = 1e-14f;
+  __shared__ float most[THREADS / 32];
+  float largest = own;
+#pragma unroll
+  for (int lane = 4; lane < 32; lane *= 2) {
+    largest = max_nan(largest, __shfl_xor_sync(0xffffffff, largest, lane));
+  }
+  if (threadIdx.x % 32 == 0) most[threadIdx.x / 32] = largest;
+  __syncthreads();
+#pragma unroll
+  for (int warp = 0; warp < THREADS / 32; ++warp) largest = max_nan(largest, most[warp]);
+  return max_nan(max_nan(own, largest * LARGEST_OF_OTHERS), SMALLEST);
+}
+
+// Four codes, rounded anew to `ratio` of what they are.
+__device__ __forceinline__ u32 round_codes(u32 codes, float ratio) {
+  u32 b[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const s32 code = static_cast<s32>(codes << (24 - 8 * i)) >> 24;
+    b[i] = round_to_byte(static_cast<float>(code), ratio, MAGIC);
+  }
+  return pack_bytes(b[0], b[1], b[2], b[3]);
+}
+
 template <int HEAD_DIM, Dtype DTYPE>
 __device__ void prepare_queries(const Params& p, int index) {
   using Tile = QueryTile<HEAD_DIM>;
@@ -43,6 +71,8 @@ __device__ void prepare_queries(const Params& p, int index) {
   // A row of the lowest finite biases alone has no log-sum-exp in FP32; it gets no gradient either.
   const bool seen = !(lse <= -FLOAT_MAX);
   u8* target = p.query_tiles + static_cast<s64>(index) * Tile::BYTES;
+  const float q_scale = seen ? p.q_scales[place] : 0.0f, scale = slope_scale(q_scale);
+  const float ratio = q_scale / scale;
 
   float delta = 0.0f;
 #pragma unroll
@@ -60,24 +90,19 @@ __device__ void prepare_queries(const Params& p, int index) {
     const int word = 8 * c + 2 * t;
     uint2 codes = make_uint2(0, 0);
     if (seen) codes = *reinterpret_cast<const uint2*>(p.q_codes + place * HEAD_DIM + 4 * word);
-    q.words[in_tile][word] = codes.x, q.words[in_tile][word + 1] = codes.y;
+    q.words[in_tile][word] = round_codes(codes.x, ratio);
+    q.words[in_tile][word + 1] = round_codes(codes.y, ratio);
     *reinterpret_cast<uint2*>(target + Tile::CODES + c * CODE_PANEL +
                               panel_offset(tile_row, 8 * t)) = codes;
   }
   delta += __shfl_xor_sync(0xffffffff, delta, 1);
   delta += __shfl_xor_sync(0xffffffff, delta, 2);
   if (t == 0) {
-    float q_scale = 0.0f, shift = as_float(NEGATIVE_INFINITY_BITS), slope = 0.0f;
-    QueryRow query{0.0f, -as_float(NEGATIVE_INFINITY_BITS), 0.0f, 0.0f};
-    if (seen) {
-      q_scale = p.q_scales[place], shift = -lse * LOG2_E - LOG2_P_UNIT<DTYPE>;
-      slope = q_scale * P_UNIT<DTYPE>;
-      query = {q_scale, lse * LOG2_E, delta, 0.0f};
-    }
+    float shift = as_float(NEGATIVE_INFINITY_BITS), slope = 0.0f;
+    if (seen) shift = -lse * LOG2_E - LOG2_P_UNIT<DTYPE>, slope = scale * P_UNIT<DTYPE>;
     float* facts = reinterpret_cast<float*>(target + Tile::FACTS) + in_tile;
     facts[Q_SCALE * TILE_TOKENS] = q_scale, facts[SHIFT * TILE_TOKENS] = shift;
     facts[SLOPE * TILE_TOKENS] = slope, facts[OFFSET * TILE_TOKENS] = -delta * slope;
-    reinterpret_cast<QueryRow*>(target + Tile::ROWS)[in_tile] = query;
   }
   __syncthreads();
   q.store_transposed(target + Tile::TRANSPOSED);
@@ -86,7 +111,6 @@ __device__ void prepare_queries(const Params& p, int index) {
 template <int HEAD_DIM, Dtype DTYPE>
 __device__ void prepare_keys(const Params& p, int index) {
   using Tile = KeyTile<HEAD_DIM>;
-  __shared__ TokenCodes<HEAD_DIM, TILE_TOKENS, THREADS> k;
   const u8* codes = p.k_codes + static_cast<s64>(index) * (BLOCK_KEYS * HEAD_DIM);
   u8* target = p.key_tiles + static_cast<s64>(index) * Tile::BYTES;
   const int head = index / p.blocks % p.kv_heads, batch = index / p.blocks / p.kv_heads;
@@ -96,8 +120,13 @@ __device__ void prepare_keys(const Params& p, int index) {
   for (int c = 0; c < HEAD_DIM / 32; ++c) {
     const int channel = 32 * c + 8 * t, offset = c * CODE_PANEL + panel_offset(row, 8 * t);
     const uint2 words = *reinterpret_cast<const uint2*>(codes + offset);
-    k.words[in_tile][8 * c + 2 * t] = words.x, k.words[in_tile][8 * c + 2 * t + 1] = words.y;
     *reinterpret_cast<uint2*>(target + Tile::CODES + offset) = words;
+    Octet<BF16> numbers;
+    numbers.words[0] = bf16x2_of_bytes<0, 1>(words.x);
+    numbers.words[1] = bf16x2_of_bytes<2, 3>(words.x);
+    numbers.words[2] = bf16x2_of_bytes<0, 1>(words.y);
+    numbers.words[3] = bf16x2_of_bytes<2, 3>(words.y);
+    store_values(target + Tile::NUMBERS, numbers, row, c, t);
     Octet<DTYPE> octet;
     octet.clear();
     if (token < p.kv_len && channel < p.head_dim) {
@@ -109,8 +138,6 @@ __device__ void prepare_keys(const Params& p, int index) {
     reinterpret_cast<float*>(target + Tile::SCALES)[threadIdx.x] =
         p.k_scales[static_cast<s64>(index) * SCALES_PER_BLOCK + threadIdx.x];
   }
-  __syncthreads();
-  k.store_transposed(target + Tile::TRANSPOSED);
 }
 
 template <int HEAD_DIM, Dtype DTYPE>

@@ -31,7 +31,7 @@ from ..differentiable import Call, differentiable
 from ..jit.loader import launch
 from ..jit.variants import Variant
 from . import sm90_int8
-from .geometry import parts, place
+from .geometry import one_each, parts, place
 from .operands import DTYPES, OUTPUT, TENSOR, view
 from .sagebwd import AHEAD_FROM, TRAINED_DTYPES, Operands, Passes, untraced
 
@@ -41,39 +41,28 @@ HEAD_DIMS = (64, 128)
 _PREPARING_THREADS = 256
 
 
-class Tile(NamedTuple):
-    """What a block of threads works on, besides 64 tokens of the other side at a time."""
+# Bytes of dS in memory at a time. More would save launches, of which each takes a millisecond then.
+LIMIT = 1 << 30
+_DS_BYTES = TILE_TOKENS * TILE_TOKENS + 2 * TILE_TOKENS  # of ``DsTile``: codes, weights of keys
 
-    consumers: int  # warpgroups of 64 rows; one more brings the tiles
-    stages: int  # tiles in shared memory
-
-    @property
-    def rows(self) -> int:
-        return self.consumers * TILE_TOKENS
-
-    @property
-    def threads(self) -> int:
-        return 128 * (1 + self.consumers)
-
-    def shared_bytes(self, head_dim: int, tile_bytes: int) -> int:
-        """Tiles with two barriers each; codes and 16-bit values of the rows; their barrier."""
-        tile_bytes = parts(tile_bytes, 1024) * 1024
-        return self.stages * (tile_bytes + 16) + self.rows * 3 * head_dim + 8
-
-
-_QUERY_TILES = {64: Tile(consumers=3, stages=6), 128: Tile(consumers=3, stages=4)}
-_KEY_TILES = {64: Tile(consumers=2, stages=6), 128: Tile(consumers=2, stages=5)}
+_KEY_CONSUMERS, _QUERY_CONSUMERS = 2, 3  # warpgroups of 64 rows; one more brings the tiles
+_KEY_STAGES, _QUERY_STAGES = {64: 6, 128: 5}, {64: 8, 128: 7}  # tiles in shared memory
 _ON_HOPPER = {"first_sm": 90, "last_sm": 90, "ahead_from": AHEAD_FROM}
 
 
 def _query_tile_bytes(head_dim: int) -> int:
-    """Bytes of ``QueryTile``: codes twice, dO, four facts and a row of each query."""
-    return TILE_TOKENS * (4 * head_dim + 2 * 16)
+    """Bytes of ``QueryTile``: codes twice, dO, four facts of each query."""
+    return TILE_TOKENS * (4 * head_dim + 16)
 
 
 def _key_tile_bytes(head_dim: int) -> int:
-    """Bytes of ``KeyTile``: codes twice, V, four scales."""
-    return TILE_TOKENS * 4 * head_dim + 16
+    """Bytes of ``KeyTile``: codes, V, codes as numbers, four scales."""
+    return TILE_TOKENS * 5 * head_dim + 16
+
+
+def _ring_bytes(stages: int, tile_bytes: int) -> int:
+    """Tiles with two barriers each."""
+    return stages * (parts(tile_bytes, 1024) * 1024 + 16)
 
 
 def _prepare(head_dim: int, dtype: torch.dtype) -> Variant:
@@ -87,36 +76,69 @@ def _prepare(head_dim: int, dtype: torch.dtype) -> Variant:
     )
 
 
-def _query_gradient(head_dim: int, dtype: torch.dtype, tile: Tile) -> Variant:
+def _key_gradients(head_dim: int, dtype: torch.dtype) -> Variant:
+    own = _KEY_CONSUMERS * TILE_TOKENS * 3 * head_dim + 8  # codes and V of its keys; a barrier
+    stages = _KEY_STAGES[head_dim]
     return Variant(
-        source="sm90_sagebwd_query_gradient.cu",
-        kernel="sm90_sagebwd_query_gradient",
-        template=(head_dim, DTYPES[dtype], *tile),
-        params=f"2Q{OUTPUT}f7i",
-        threads=tile.threads,
-        shared_bytes=tile.shared_bytes(head_dim, _key_tile_bytes(head_dim)),
+        source="sm90_sagebwd_key_gradients.cu",
+        kernel="sm90_sagebwd_key_gradients",
+        template=(head_dim, DTYPES[dtype], _KEY_CONSUMERS, stages),
+        params=f"3Q{OUTPUT * 2}10i",
+        threads=128 * (1 + _KEY_CONSUMERS),
+        shared_bytes=own + _ring_bytes(stages, _query_tile_bytes(head_dim)),
         **_ON_HOPPER,
     )
 
 
-def _key_gradients(head_dim: int, dtype: torch.dtype, tile: Tile) -> Variant:
+def _query_gradient(head_dim: int, dtype: torch.dtype) -> Variant:
+    stages = _QUERY_STAGES[head_dim]
     return Variant(
-        source="sm90_sagebwd_key_gradients.cu",
-        kernel="sm90_sagebwd_key_gradients",
-        template=(head_dim, DTYPES[dtype], *tile),
-        params=f"2Q{OUTPUT * 2}7i",
-        threads=tile.threads,
-        # Without what only dQ reads.
-        shared_bytes=tile.shared_bytes(head_dim, _query_tile_bytes(head_dim) - TILE_TOKENS * 16),
+        source="sm90_sagebwd_query_gradient.cu",
+        kernel="sm90_sagebwd_query_gradient",
+        template=(head_dim, DTYPES[dtype], _QUERY_CONSUMERS, stages),
+        params=f"4Q{OUTPUT}f10i",
+        threads=128 * (1 + _QUERY_CONSUMERS),
+        shared_bytes=_ring_bytes(stages, TILE_TOKENS * 2 * head_dim + _QUERY_CONSUMERS * _DS_BYTES),
         **_ON_HOPPER,
     )
 
 
 _KINDS = [(d, t) for d in HEAD_DIMS for t in TRAINED_DTYPES]
 _PREPARE = {kind: _prepare(*kind) for kind in _KINDS}
-_QUERY_GRADIENT = {(d, t): _query_gradient(d, t, _QUERY_TILES[d]) for d, t in _KINDS}
-_KEY_GRADIENTS = {(d, t): _key_gradients(d, t, _KEY_TILES[d]) for d, t in _KINDS}
-VARIANTS = (*_PREPARE.values(), *_QUERY_GRADIENT.values(), *_KEY_GRADIENTS.values())
+_KEY_GRADIENTS = {kind: _key_gradients(*kind) for kind in _KINDS}
+_QUERY_GRADIENT = {kind: _query_gradient(*kind) for kind in _KINDS}
+VARIANTS = (*_PREPARE.values(), *_KEY_GRADIENTS.values(), *_QUERY_GRADIENT.values())
+
+
+class Chunk(NamedTuple):
+    """Keys that dS is in memory of at a time: of ``heads`` key heads ``tiles`` tiles each."""
+
+    first_head: int  # of the key heads of all batches
+    heads: int
+    first_tile: int
+    tiles: int  # an even number, as that of all tiles is
+
+
+def _chunks(kv_rows: int, tiles: int, tile_bytes: int, device: int) -> list[Chunk]:
+    """All ``tiles`` of ``kv_rows`` key heads, in chunks of about LIMIT bytes.
+
+    tile_bytes: dS of one tile of keys. Where not even one head fits, a chunk is as many keys of it
+    as fit, but no fewer than keep all multiprocessors busy.
+    """
+    if fitting := LIMIT // (tiles * tile_bytes):
+        heads = parts(kv_rows, parts(kv_rows, fitting))
+        return [
+            Chunk(first, min(heads, kv_rows - first), 0, tiles)
+            for first in range(0, kv_rows, heads)
+        ]
+    least = one_each(tiles // _KEY_CONSUMERS, device) * _KEY_CONSUMERS
+    ranges = parts(tiles, max(LIMIT // tile_bytes, least))
+    step = parts(tiles, ranges * _KEY_CONSUMERS) * _KEY_CONSUMERS
+    return [
+        Chunk(head, 1, first, min(step, tiles - first))
+        for head in range(kv_rows)
+        for first in range(0, tiles, step)
+    ]
 
 
 @untraced
@@ -144,27 +166,34 @@ def _gradients(
     operands: Operands,
     call: Call,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Enqueue the three kernels: dQ, dK and dV of ``operands``, token-major."""
+    """Enqueue the kernels: dQ, dK and dV of ``operands``, token-major."""
     q, k, v, _, packed = operands
     layout = packed.layout
     batch, q_heads, q_len = layout.query_sizes
-    _, kv_heads, _, kv_len, _, blocks = layout.attention_sizes
+    _, kv_heads, _, _, _, blocks = layout.attention_sizes
     head_dim, device = layout.head_dim, q.get_device()
-    tiles = batch * q_heads * parts(q_len, TILE_TOKENS)
+    kv_rows, group, query_tiles = batch * kv_heads, q_heads // kv_heads, parts(q_len, TILE_TOKENS)
+    tile_bytes = group * query_tiles * _DS_BYTES
+    chunks = _chunks(kv_rows, blocks, tile_bytes, device)
+    heads, _, tiles = chunks[0][1:]  # no chunk is larger
+    whole = tiles == blocks
     offsets = place(
         {
-            "query_tiles": tiles * _query_tile_bytes(head_dim),
-            "key_tiles": batch * kv_heads * blocks * _key_tile_bytes(head_dim),
+            "query_tiles": kv_rows * group * query_tiles * _query_tile_bytes(head_dim),
+            "key_tiles": kv_rows * blocks * _key_tile_bytes(head_dim),
+            "ds": heads * tiles * tile_bytes,
+            "sums": 0 if whole else group * query_tiles * TILE_TOKENS * head_dim * 4,
         }
     )
     buffer = torch.empty(offsets["bytes"], dtype=torch.uint8, device=q.device)
-    both = tuple(buffer.data_ptr() + offsets[name] for name in ("query_tiles", "key_tiles"))
+    names = ("query_tiles", "key_tiles", "ds")
+    tiles_and_ds = [buffer.data_ptr() + offsets[name] for name in names]
     start = packed.buffer.data_ptr()
     kind = head_dim, q.dtype
     launch(
         _PREPARE[kind],
         device,
-        batch * kv_heads * blocks + tiles,
+        kv_rows * blocks + kv_rows * group * query_tiles,
         *view(d_out),
         *view(out),
         *view(v),
@@ -173,31 +202,32 @@ def _gradients(
         lse.data_ptr(),
         start + layout.k_codes,
         start + layout.k_scales,
-        *both,
+        *tiles_and_ds[:2],
         batch,
         *layout.attention_sizes,
     )
     d_q, d_k, d_v = (token_major_like(x) for x in (q, k, v))
-    launch(
-        _QUERY_GRADIENT[kind],
-        device,
-        batch * q_heads * parts(q_len, _QUERY_TILES[head_dim].rows),
-        *both,
-        *view(d_q),
-        call.scale,
-        *layout.attention_sizes,
-        call.causal,
-    )
-    launch(
-        _KEY_GRADIENTS[kind],
-        device,
-        batch * kv_heads * parts(kv_len, _KEY_TILES[head_dim].rows),
-        *both,
-        *view(d_k),
-        *view(d_v),
-        *layout.attention_sizes,
-        call.causal,
-    )
+    for first_head, heads, first_tile, tiles in chunks:
+        sizes = *layout.attention_sizes, call.causal, first_head, first_tile, tiles
+        launch(
+            _KEY_GRADIENTS[kind],
+            device,
+            heads * tiles // _KEY_CONSUMERS,
+            *tiles_and_ds,
+            *view(d_k),
+            *view(d_v),
+            *sizes,
+        )
+        launch(
+            _QUERY_GRADIENT[kind],
+            device,
+            heads * group * parts(query_tiles, _QUERY_CONSUMERS),
+            *tiles_and_ds,
+            buffer.data_ptr() + offsets["sums"],
+            *view(d_q),
+            call.scale,
+            *sizes,
+        )
     return d_q, d_k, d_v
 
 

@@ -158,8 +158,8 @@ lanewise(r"copysign\.f32", "f32 f32 f32", lambda sign, x: np.copysign(x, sign))
 for _type in ("f16", "bf16"):
     _halves = {name: _in_halves(TYPES[_type], function) for name, function in _FLOAT.items()}
     lanewise(rf"((?:min|max)\.NaN)\.{_type}x2", "u32 u32 u32", _halves)
-    if _type == "f16":  # in FP32 and rounded again: for one operation the rounding to FP16
-        lanewise(r"(add|sub|mul)\.rn\.f16x2", "u32 u32 u32", _halves)
+    # In FP32 and rounded again: for one operation the rounding to 16 bits.
+    lanewise(rf"(add|sub|mul)\.rn\.{_type}x2", "u32 u32 u32", _halves)
 # FP64 holds product and sum wherever they are near a tie of FP16.
 _fused_halves = _in_halves(TYPES["f16"], lambda a, b, c: a.astype("f8") * b + c)
 lanewise(r"fma\.rn\.f16x2", "u32 u32 u32 u32", _fused_halves)

@@ -1,4 +1,4 @@
-"""What the lanes of a warp do together: shuffles, votes and their barrier."""
+"""What the lanes of a warp do together: shuffles, transposition, votes and their barrier."""
 
 import numpy as np
 
@@ -52,6 +52,20 @@ def _shuffle(mode, d, a, b, c, members):
             raise KernelError("a lane reads from one that is not there")
         put(m, np.take_along_axis(np.broadcast_to(a(m), m.shape), source, 1))
         put_valid(m, valid)
+
+    return run
+
+
+@instruction(r"movmatrix\.sync\.aligned\.m8n8\.trans\.b16")
+def _transpose(d, a):
+    """Of each warp's matrix [8, 8], lane i has elements 2 (i % 4) and the next of row i / 4."""
+    put, a = write(d, "u32"), read(a, "u32")
+
+    def run(m):
+        m.whole_warps()
+        words = np.ascontiguousarray(np.broadcast_to(a(m), m.shape))
+        columns = words.view("u2").reshape(-1, 8, 8).swapaxes(1, 2)
+        put(m, np.ascontiguousarray(columns).view("u4").reshape(m.shape))
 
     return run
 

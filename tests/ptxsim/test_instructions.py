@@ -103,6 +103,10 @@ VECTORS = [
     # Then (1 + 2^-10)^2 - (1 + 2^-9), which is zero if rounded twice, and 3 * 2^-24 doubled.
     ("fma.rn.f16x2 d, a, b, c;", (0x3C004000, 0x40003800, 0xC0003C00, 0x00004000)),
     ("fma.rn.f16x2 d, a, b, c;", (0x3C010003, 0x3C014000, 0xBC020000, 0x00100006)),
+    # 1 and -3 less 0.5 and 2^-7, the latter a tie; then 1 + 2^-7 squared and -3 halved.
+    ("sub.rn.bf16x2 d, a, b;", (0x3F80C040, 0x3F003C00, 0x3F00C040)),
+    ("sub.rn.bf16x2 d, a, b;", (0x43800000, 0x0000BF80, 0x43803F80)),
+    ("mul.rn.bf16x2 d, a, b;", (0x3F81C040, 0x3F813F00, 0x3F82BFC0)),
     ("max.NaN.f16x2 d, a, b;", (0x3C004000, 0x3800C000, 0x3C004000)),
     ("min.NaN.bf16x2 d, a, b;", (0x3F80C000, 0x40000000, 0x3F80C000)),
     ("setp.lt.s32 p, a, b; selp.u32 d, 1, 2, p;", (-1, 0, 1), (0, 0, 2)),
@@ -212,6 +216,13 @@ def test_shuffles(body, source, valid):
     out = call(body + "selp.u32 e, 1, 0, p;", {"a": 100 + LANE}, ("d", "e"))
     assert (out[:, 0] == 100 + source).all()
     assert (out[:, 1] == valid).all()
+
+
+def test_a_matrix_is_transposed():
+    elements = 100 + np.arange(64).reshape(8, 8)
+    words = elements.astype("u2").reshape(-1).view("u4")
+    out = call("movmatrix.sync.aligned.m8n8.trans.b16 d, a;", {"a": words})
+    assert (out[:, 0] == np.ascontiguousarray(elements.T.astype("u2")).reshape(-1).view("u4")).all()
 
 
 def test_votes():
