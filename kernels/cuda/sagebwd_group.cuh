@@ -1,5 +1,5 @@
-// What warpgroups of SageBwd have in common: 64 rows, queries or keys, against one tile of the other
-// side after the other, by wgmma. Of its warp's 16 rows a lane holds two.
+// What warpgroups of SageBwd have in common: 64 rows, queries or keys, against one tile of the
+// other side after the other, by wgmma. Of its warp's 16 rows a lane holds two.
 #pragma once
 
 #include "sagebwd_group_tiles.cuh"

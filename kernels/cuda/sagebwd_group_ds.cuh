@@ -1,9 +1,9 @@
-// dS of 64 queries and 64 keys on its way through memory, from the kernel of dK and dV, which has it
-// as bytes, to that of dQ: one place for writer and reader.
+// dS of 64 queries and 64 keys on its way through memory, from the kernel of dK and dV, which has
+// it as bytes, to that of dQ: one place for writer and reader.
 //
-// CODES    of dS times a scale of each query (SLOPE), [4 times 16 queries][4 times 16 keys][32 lanes]
-//          [8 bytes], as dQ's lanes hold them: lane 4g + t has query rows g and g + 8, a word each,
-//          of key rows 2t, 2t + 8, 2t + 1 and 2t + 9. Rows are those of tiles (row_of_key).
+// CODES    of dS times a scale of each query (SLOPE), [4 times 16 queries][4 times 16 keys]
+//          [32 lanes][8 bytes], as dQ's lanes hold them: lane 4g + t has query rows g and g + 8, a
+//          word each, of key rows 2t, 2t + 8, 2t + 1, 2t + 9. Rows are a tile's (row_of_key).
 // WEIGHTS  in BF16, [64 key rows]: what a code is worth times a code of K
 #pragma once
 
@@ -46,8 +46,8 @@ __device__ __forceinline__ void store_ds(u8* tile, const DsWords& words,
   }
 }
 
-// dS of this warp's 16 queries and `chunk`'s 16 keys from the tile at shared address `tile`, times the
-// weights, as the first operand of a product in BF16.
+// dS of this warp's 16 queries and `chunk`'s 16 keys from the tile at shared address `tile`, times
+// the weights, as the first operand of a product in BF16.
 __device__ __forceinline__ void load_ds(u32 (&a)[4], u32 tile, int chunk) {
   const int pair = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   u32 bytes[2];

@@ -1,5 +1,5 @@
-// Products of a warpgroup that holds 64 keys and goes through queries. What they are and how they are
-// scaled: sagebwd_warp.cuh.
+// Products of a warpgroup that holds 64 keys and goes through queries. What they are and how they
+// are scaled: sagebwd_warp.cuh.
 //
 // Of its warp's 16 rows a lane holds two, of each 16 columns four neighbouring tokens. While the
 // tensor cores are at one product, the warpgroup brings the one before into FP32.

@@ -39,9 +39,9 @@ struct TileParts {
 
 // What gradients have to know of queries: a row of a tile's facts each. With
 // x = 2^(key scale * Q_SCALE * score + SHIFT), which is P in units of P_UNIT,
-// x * (dP * SLOPE + OFFSET) is dS times the scale that TRANSPOSED has. This is Q_SCALE, but for queries
-// far smaller than others of their tile: dS times it shares a scale with them (DsTile), and would
-// vanish beside theirs.
+// x * (dP * SLOPE + OFFSET) is dS times the scale that TRANSPOSED has. This is Q_SCALE, but for
+// queries far smaller than others of their tile: dS times it shares a scale with them (DsTile), and
+// would vanish beside theirs.
 enum QueryFact { Q_SCALE, SHIFT, SLOPE, OFFSET };
 
 // P is kept in 16 bits: of FP16 they would not reach down to the P of long sequences.
@@ -61,7 +61,8 @@ struct QueryTile : TileParts<HEAD_DIM> {
 // A tile of keys: parts, then the scales of K.
 template <int HEAD_DIM>
 struct KeyTile : TileParts<HEAD_DIM> {
-  static constexpr int NUMBERS = TileParts<HEAD_DIM>::END, NUMBER_BYTES = TILE_TOKENS * HEAD_DIM * 2;
+  static constexpr int NUMBERS = TileParts<HEAD_DIM>::END;
+  static constexpr int NUMBER_BYTES = TILE_TOKENS * HEAD_DIM * 2;
   static constexpr int SCALES = NUMBERS + NUMBER_BYTES;
   static constexpr int BYTES = SCALES + SCALES_PER_BLOCK * 4;
 };

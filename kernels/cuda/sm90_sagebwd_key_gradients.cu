@@ -1,7 +1,7 @@
-// Second launch of SageBwd's backward pass on wgmma: dK and dV of a chunk of keys, and dS, of which the
-// next launch makes dQ. A block of threads takes some keys of one key head, 64 for each consumer, and
-// goes through the queries that share it, 64 at a time, head after head: nothing is added up in an
-// order that could vary.
+// Second launch of SageBwd's backward pass on wgmma: dK and dV of a chunk of keys, and dS, of which
+// the next launch makes dQ. A block of threads takes some keys of one key head, 64 for each
+// consumer, and goes through the queries that share it, 64 at a time, head after head: nothing is
+// added up in an order that could vary.
 //
 // P^T dO is in 16 bits, other than in the kernel of all GPUs. In 8 bits it would take half as long,
 // but finding scales, rounding and bringing integers into FP32 costs 300 instructions for each warp
@@ -154,7 +154,8 @@ sm90_sagebwd_key_gradients(const __grid_constant__ Params p) {
       for (int i = 0; i < CONSUMERS; ++i) {
         own_tiles.copy(start + i * OWN_BYTES<HEAD_DIM>, key_tile(i), OWN_BYTES<HEAD_DIM>);
       }
-      const u8* query_tiles = p.query_tiles + static_cast<s64>(kv_row) * group * tiles * Tile::BYTES;
+      const u8* query_tiles =
+          p.query_tiles + static_cast<s64>(kv_row) * group * tiles * Tile::BYTES;
       ring.fill(turns, [&](int turn, Barrier full, u32 target) {
         const int head = turn / per_head, tile = first_tile + turn % per_head;
         full.expect(Tile::BYTES);
@@ -242,8 +243,9 @@ sm90_sagebwd_key_gradients(const __grid_constant__ Params p) {
     auto prefetch = [&](u32 next_tile) { of_scores.start(next_tile + Tile::FACTS); };
     add_and_go_on<HEAD_DIM, DTYPE>(d_k, s, d_p, bytes, weight, own, ring, turn, next, store,
                                    prefetch);
-    ds_tile += p.chunk.tiles * (first_query == first_tile * TILE_TOKENS ? 1 + first_tile : 1);
     pin(d_v);
+    // At the next head's first tile, past those that see none of these keys.
+    ds_tile += p.chunk.tiles * (first_query == first_tile * TILE_TOKENS ? 1 + first_tile : 1);
     turn = next;
   }
   wgmma_wait<0>();

@@ -29,7 +29,7 @@ __device__ __forceinline__ void store_values(u8* values, const Octet<DTYPE>& oct
       make_uint4(octet.words[0], octet.words[1], octet.words[2], octet.words[3]);
 }
 
-// The scale that dS of a query is multiplied by, whose own is `own`: not far below the others of the
+// What dS of a query is multiplied by, whose codes' scale is `own`: not far below the others of the
 // tile, which would leave it few bits (DsTile), nor so small that dS would vanish.
 __device__ __forceinline__ float slope_scale(float own) {
   constexpr float LARGEST_OF_OTHERS = 0.25f, SMALLEST = 1e-14f;

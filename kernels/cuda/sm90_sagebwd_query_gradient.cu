@@ -1,10 +1,10 @@
-// Third launch of SageBwd's backward pass on wgmma: dQ of dS, which the second one left in memory for a
-// chunk of keys. A block of threads takes some queries of one head, 64 for each consumer, and goes
+// Third launch of SageBwd's backward pass on wgmma: dQ of dS, which the second one left in memory for
+// a chunk of keys. A block of threads takes some queries of one head, 64 for each consumer, and goes
 // through the keys, 64 at a time; nothing is added up in an order that could vary.
 //
-// The product is in BF16, in which codes of K are exact and those of dS times their weights nearly so:
-// it is then added up in FP32 by the tensor cores alone. In 8 bits weights of keys could not be taken
-// out of sums over keys; and what binds here is dS from memory.
+// The product is in BF16, in which codes of K are exact and those of dS times their weights nearly
+// so: it is then added up in FP32 by the tensor cores alone. In 8 bits the weights of keys could not
+// be taken out of sums over keys; and dS takes as long to come from memory.
 #include "output.cuh"
 #include "sagebwd_group_ds.cuh"
 

@@ -5,10 +5,12 @@ not. Other than there, P^T dO stays in 16 bits too, K and Q stay rotated until t
 scale per row and 64 tokens. Forward is ``sm90_int8``; backward recomputes its scores from the same
 codes, so that P is the forward pass's.
 
-dQ has a kernel of its own, which computes scores and dP a second time: two of seven products. In
-exchange no gradient is summed up by atomics, and the same call gives the same bits.
+dQ has a kernel of its own, which reads dS as the kernel of dK and dV left it in memory, in chunks
+of about 1 GiB: five products in all. No gradient is summed up by atomics, and the same call gives
+the same bits, whatever its chunks.
 
-Forward and backward at B2 H24 S16384 took 44.2 ms on an H200 with 128 channels and 30.8 with 64,
+This has run in the interpreter only. While dQ computed scores and dP a second time instead, forward
+and backward at B2 H24 S16384 took 44.2 ms on an H200 with 128 channels and 30.8 with 64,
 FlashAttention-2 71.5 and 38.8. But torch takes cuDNN there by itself, and that took 41.5 and 24.8:
 so dispatch leaves training to the host. docs/kernel-notes-sagebwd.md has what binds and what was
 tried.
@@ -40,8 +42,7 @@ HEAD_DIMS = (64, 128)
 
 _PREPARING_THREADS = 256
 
-
-# Bytes of dS in memory at a time. More would save launches, of which each takes a millisecond then.
+# Bytes of dS in memory at a time: what two launches, of some milliseconds, are worth starting for.
 LIMIT = 1 << 30
 _DS_BYTES = TILE_TOKENS * TILE_TOKENS + 2 * TILE_TOKENS  # of ``DsTile``: codes, weights of keys
 
