@@ -1,9 +1,10 @@
 // INT8 attention on compute capability 9.0: Q K^T in s8 x s8, P V in u8 x u8, both as wgmma.
 //
-// A block has three warpgroups. One brings K and V in, tile by tile; the other two take 64 rows of Q
-// each. Of such a warpgroup's two products one is always under way: that of the next tile's scores
-// while it turns this tile's into P (see int8_probabilities.cuh), and P V while it looks for the
-// largest of the next scores. What an SM spends on a tile, docs/kernel-notes-int8.md takes apart.
+// A block has four warpgroups. One brings K and V in, tile by tile; the other three take 64 rows of Q
+// each: scores, P (see int8_probabilities.cuh), P V, one after the other. While the tensor cores work
+// for one of them, the others turn scores into P. Two warpgroups that overlap all of this within
+// themselves were slower: two warps do not fill a scheduler. docs/kernel-notes-int8.md takes apart
+// what an SM spends on a tile.
 #include "output.cuh"
 #include "place.cuh"
 #include "sm90_int8_exponents.cuh"
@@ -43,7 +44,7 @@ struct Item : Place<ROWS> {
   }
 };
 
-// K and V of an item, by one thread. Behind the last tile K's last comes again, alone: consumers
+// K and V of an item, by one thread. Behind the last tile K's last comes again, alone, where consumers
 // begin the next scores whether there are any or not.
 template <int HEAD_DIM, int STAGES>
 __device__ __forceinline__ void produce(const Params& p, const Item& item,
