@@ -1,9 +1,10 @@
 // INT8 attention on compute capability 9.0: Q K^T in s8 x s8, P V in u8 x u8, both as wgmma.
 //
-// A block has three warpgroups. One brings K and V in, tile by tile; the other two take 64 rows of Q
-// each. Of such a warpgroup's two products one is always under way: that of the next tile's scores
-// while it turns this tile's into P (see int8_probabilities.cuh), and P V while it looks for the
-// largest of the next scores. What an SM spends on a tile, docs/kernel-notes-int8.md takes apart.
+// A block has four warpgroups. One brings K and V in, tile by tile; the other three take 64 rows of Q
+// each: scores, P (see int8_probabilities.cuh), P V, one after the other. While the tensor cores work
+// for one of them, the others turn scores into P. Two warpgroups that overlap all of this within
+// themselves were slower: two warps do not fill a scheduler. docs/kernel-notes-int8.md takes apart
+// what an SM spends on a tile.
 #include "output.cuh"
 #include "place.cuh"
 #include "sm90_int8_exponents.cuh"
@@ -24,7 +25,11 @@ struct Params {
   Dtype dtype;  // of the output
 };
 
-constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
+constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 160;
+
+// Whether a warpgroup has the registers for the next tile's scores beside P V.
+template <int HEAD_DIM>
+constexpr bool SCORES_AHEAD = HEAD_DIM < KEYS;
 
 // A block's share of the work: ROWS rows of one head of Q against all of the head's keys, one after
 // the other, as long as there are any.
@@ -39,7 +44,7 @@ struct Item : Place<ROWS> {
   }
 };
 
-// K and V of an item, by one thread. Behind the last tile K's last comes again, alone: consumers
+// K and V of an item, by one thread. Behind the last tile K's last comes again, alone, where consumers
 // begin the next scores whether there are any or not.
 template <int HEAD_DIM, int STAGES>
 __device__ __forceinline__ void produce(const Params& p, const Item& item,
@@ -51,7 +56,7 @@ __device__ __forceinline__ void produce(const Params& p, const Item& item,
   const u8* v = p.v_codes + first_block * (BLOCK_KEYS * HEAD_DIM);
   const u8* scales = reinterpret_cast<const u8*>(p.k_scales + first_block * SCALES_PER_BLOCK);
   const int tiles = item.tiles(p);
-  for (int tile = 0; tile <= tiles; ++tile) {
+  for (int tile = 0; tile < tiles + SCORES_AHEAD<HEAD_DIM>; ++tile) {
     const int stage = turn.stage;
     const Barrier full_k = shared.full_k(stage), full_v = shared.full_v(stage);
     shared.empty_k(stage).wait(turn.parity ^ 1);  // which new barriers let pass
@@ -76,6 +81,7 @@ __device__ __forceinline__ void produce(const Params& p, const Item& item,
 template <int HEAD_DIM, int STAGES>
 struct Consumer {
   using Product = u32[HEAD_DIM / 2];
+  static constexpr bool AHEAD = SCORES_AHEAD<HEAD_DIM>;
 
   const Shared<HEAD_DIM, STAGES> shared;
   const int group;  // among consumers
@@ -100,17 +106,23 @@ struct Consumer {
 
   __device__ __forceinline__ void take(const Params& p, const Item& item) {
     start(p, item.row_block, item.first_row(p));
-    Scores even, odd;
+    const int tiles = item.tiles(p);
+    Scores s;
+    Product product;
     // Of no use, but ptxas 12.8 ends every product at once where one begins on what nothing defined.
-    clear(even);
-    begin_scores(even, turn);
-    wgmma_wait<0>();
-    pin(even);
-    if constexpr (HEAD_DIM == KEYS) {  // P V takes the place of the scores that P was made of
-      take_tiles(p, item, even, odd, even, odd);
+    clear(s), clear(product);
+    if (AHEAD) find_scores(s);
+    for (int tile = 0; tile < tiles; ++tile) {
+      if (!AHEAD) find_scores(s);
+      take_tile(p, s, product, tile);
+    }
+    if (AHEAD) drop_last_scores();
+    if (p.dtype == F16) {
+      store<F16>(p, item);
+    } else if (p.dtype == BF16) {
+      store<BF16>(p, item);
     } else {
-      Product product;
-      take_tiles(p, item, even, odd, product, product);
+      store<F32>(p, item);
     }
   }
 
@@ -147,61 +159,47 @@ struct Consumer {
     for (int i = 0; i < N; ++i) accumulators[i] = 0;
   }
 
-  // even: scores of the first tile. of_even, of_odd: where P V of such tiles is to be.
-  __device__ __forceinline__ void take_tiles(const Params& p, const Item& item, Scores& even,
-                                             Scores& odd, Product& of_even, Product& of_odd) {
-    const int tiles = item.tiles(p);
-    clear(of_odd);
-    for (int tile = 0;;) {
-      take_tile(p, even, odd, of_odd, of_even, tile);
-      if (++tile == tiles) return finish(p, item, of_even);
-      take_tile(p, odd, even, of_even, of_odd, tile);
-      if (++tile == tiles) return finish(p, item, of_odd);
-    }
+  __device__ __forceinline__ void find_scores(Scores& s) const {
+    begin_scores(s, turn);
+    wgmma_wait<0>();
+    pin(s);
   }
 
-  // s: scores of the tile. next_scores: those of the next one, begun and waited for here.
-  // before: P V of the tile before, begun. product: P V of this one, begun here.
-  __device__ __forceinline__ void take_tile(const Params& p, Scores& s, Scores& next_scores,
-                                            Product& before, Product& product, int tile) {
+  // s: scores of the tile; AHEAD, afterwards those of the next one.
+  __device__ __forceinline__ void take_tile(const Params& p, Scores& s, Product& product,
+                                            int tile) {
     const int end = (tile + 1) * KEYS;
     if (end > p.kv_len || p.causal && end > block_row + 1) hide_keys(p, s, tile * KEYS);
     Exponents e;
     e.find(s, q_scale, shared.k_scales(turn.stage) + t() * 4);
     if (is_first_lane()) shared.empty_k(turn.stage).arrive();
-    wgmma_wait<0>();
-    pin(before);
-    if (tile > 0 && is_first_lane()) shared.empty_v(turn.previous_stage()).arrive();
-    add(before);
     follow(e.top);
-    begin_scores(next_scores, turn.next());
     find_p(s, e);
     begin_product(product);
+    if (AHEAD) {
+      begin_scores(s, turn.next());
+      wgmma_wait<1>();
+    } else {
+      wgmma_wait<0>();
+    }
+    pin(product);
+    if (is_first_lane()) shared.empty_v(turn.stage).arrive();
+    add(product);
     turn.advance();
-    wgmma_wait<1>();
-    pin(next_scores);
+    if (AHEAD) {
+      wgmma_wait<0>();
+      pin(s);
+    }
   }
 
-  // product: of the item's last tile, under way.
-  __device__ __forceinline__ void finish(const Params& p, const Item& item, Product& product) {
-    wgmma_wait<0>();
-    pin(product);
-    if (is_first_lane()) shared.empty_v(turn.previous_stage()).arrive();
-    // The place of the scores of no use; V's was not free before the other warpgroup left it.
-    shared.full_v(turn.stage).wait(turn.parity);
+  // Behind the last tile: scores of no use, and no V.
+  __device__ __forceinline__ void drop_last_scores() {
+    shared.full_v(turn.stage).wait(turn.parity);  // not free before the others left it
     if (is_first_lane()) {
       shared.empty_k(turn.stage).arrive();
       shared.empty_v(turn.stage).arrive();
     }
     turn.advance();
-    add(product);
-    if (p.dtype == F16) {
-      store<F16>(p, item);
-    } else if (p.dtype == BF16) {
-      store<BF16>(p, item);
-    } else {
-      store<F32>(p, item);
-    }
   }
 
   template <Dtype DTYPE>
@@ -271,9 +269,8 @@ struct Consumer {
     float x[2][8];  // of these sixteen keys and of those before
 #pragma unroll
     for (int sixteen = 0; sixteen <= KEYS / 16; ++sixteen) {
-      const float(&before)[8] = x[(sixteen + 1) % 2];
-      if (sixteen < KEYS / 16) e.raise(s, sixteen, before, x[sixteen % 2]);
-      if (sixteen > 0) pack(before, sixteen - 1, total);
+      if (sixteen < KEYS / 16) e.raise(s, sixteen, total, x[sixteen % 2]);
+      if (sixteen > 0) pack(x[(sixteen + 1) % 2], sixteen - 1, total);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

@@ -59,17 +59,17 @@ struct Exponents {
   }
 
   // x: 255 times the exponentials of 16 keys' scores less the row's top, in the order of scores.
-  // before: those of the 16 keys before.
-  __device__ __forceinline__ void raise(const Scores& s, int sixteen, const float (&before)[8],
+  // packed: a number that exists when the keys 32 and more before are bytes; as a float, finite.
+  __device__ __forceinline__ void raise(const Scores& s, int sixteen, const u32 (&packed)[2],
                                         float (&x)[8]) const {
     const int block = sixteen / 4;
     float start[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       start[r] = shift[r][block];
-      // Adds nothing, but makes the compiler wait for the keys before: left alone it puts all of a
-      // tile's FFMA before all of its exponentials, and of two units one idles at a time.
-      if (sixteen > 0) start[r] = fmaf(before[2 * r], 0.0f, start[r]);
+      // Adds nothing, but makes the compiler wait: left alone it puts all of a tile's FFMA before
+      // all of its exponentials, and of two units one idles at a time.
+      if (sixteen > 1) start[r] = fmaf(as_float(packed[1 - r]), 0.0f, start[r]);
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {

@@ -7,7 +7,7 @@
 constexpr int GROUP = 128;  // threads of a warpgroup
 constexpr int WARPS = GROUP / 32;
 constexpr int GROUP_ROWS = 64;  // of Q
-constexpr int CONSUMERS = 2;    // warpgroups
+constexpr int CONSUMERS = 3;    // warpgroups
 constexpr int ROWS = CONSUMERS * GROUP_ROWS;
 constexpr int KEYS = 128;  // of a tile
 constexpr int BLOCKS = KEYS / BLOCK_KEYS;

@@ -15,13 +15,9 @@ from .int8_layout import WGMMA_KEYS, Layout
 from .int8_quantise import Packed, quantise
 from .operands import CODES, DTYPES, OUTPUT, in_one_dtype
 
-ROWS = 128  # as in the kernel, of WGMMA_KEYS a tile
-THREADS = 384
+ROWS = 192  # as in the kernel, of WGMMA_KEYS a tile
+THREADS = 512
 STAGES = {64: 8, 128: 6}  # by head_dim: as many as fit, and no more than eight
-
-# Bytes of spilled registers put up with, by head_dim: the most by NVRTC 12.8 to 13.5.
-_SPILLS = {64: 0, 128: 144}
-_SPILL_REASON = "scores, P V and sums take 208 of 240 registers; some ten words are moved each tile"
 
 
 def _attention(head_dim: int) -> Variant:
@@ -36,8 +32,6 @@ def _attention(head_dim: int) -> Variant:
         shared_bytes=ROWS * head_dim + stages * (2 * WGMMA_KEYS * head_dim + 8 * 4 + 4 * 8),
         first_sm=90,
         last_sm=90,
-        spill_bytes=_SPILLS[head_dim],
-        spill_reason=_SPILL_REASON,
     )
 
 

@@ -136,17 +136,25 @@ def test_lse_is_that_of_the_scores():
 
 FAULTS = {
     "scores are read before their product has ended": (
-        "wgmma_wait<1>();\n    pin(next_scores);",
-        "pin(next_scores);",
+        "begin_scores(s, turn);\n    wgmma_wait<0>();",
+        "begin_scores(s, turn);",
+    ),
+    "the next scores are read before their product has ended": (
+        "wgmma_wait<0>();\n      pin(s);",
+        "pin(s);",
     ),
     "P V is added before its product has ended": (
-        "wgmma_wait<0>();\n    pin(before);",
-        "pin(before);",
+        "      wgmma_wait<0>();\n    }\n    pin(product);",
+        "    }\n    pin(product);",
+    ),
+    "P V is added before its product has ended, the next scores under way": (
+        "wgmma_wait<1>();",
+        "",
     ),
     "V is given back before its product has ended": (
-        "    wgmma_wait<0>();\n    pin(before);\n    if (tile > 0 &&",
-        "    if (tile > 0 && is_first_lane()) shared.empty_v(turn.previous_stage()).arrive();\n"
-        "    wgmma_wait<0>();\n    pin(before);\n    if (false &&",
+        "    begin_product(product);\n    if (AHEAD) {",
+        "    begin_product(product);\n"
+        "    if (is_first_lane()) shared.empty_v(turn.stage).arrive();\n    if (AHEAD) {",
     ),
     "scales are given back before they are read": (
         "e.find(s, q_scale, shared.k_scales(turn.stage) + t() * 4);\n"
@@ -160,7 +168,10 @@ FAULTS = {
         "    synchronise<GROUP>(1 + group);  // all of its warps have left the item before\n",
         "",
     ),
-    "no scores come behind the last ones": ("tile <= tiles", "tile < tiles"),
+    "no scores come behind the last ones": (
+        "tiles + SCORES_AHEAD<HEAD_DIM>",
+        "tiles",
+    ),
     "their place is not given back": ("      shared.empty_k(turn.stage).arrive();\n", ""),
     "an item begins with what is left of the one before": ("sum[r] = weight[r]", "weight[r]"),
     "the last key is hidden": (">= visible)", ">= visible - 1)"),
@@ -177,6 +188,7 @@ def check_long_and_short(simulator):
     check(simulator, *growing(), bar=0.1)
     check(simulator, *tensors(hq=1, nq=3, nk=3), bar=0.1)
     check(simulator, *many(), bar=0.1)
+    check(simulator, *many(d=64), bar=0.1)
     check_other_heads(*with_a_nan())
 
 
