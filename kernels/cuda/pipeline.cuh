@@ -82,5 +82,4 @@ struct Turn {
     after.advance();
     return after;
   }
-  __device__ __forceinline__ int previous_stage() const { return (stage > 0 ? stage : STAGES) - 1; }
 };

@@ -176,14 +176,13 @@ def _gradients(
     kv_rows, group, query_tiles = batch * kv_heads, q_heads // kv_heads, parts(q_len, TILE_TOKENS)
     tile_bytes = group * query_tiles * _DS_BYTES
     chunks = _chunks(kv_rows, blocks, tile_bytes, device)
-    heads, _, tiles = chunks[0][1:]  # no chunk is larger
-    whole = tiles == blocks
+    largest = chunks[0]
     offsets = place(
         {
             "query_tiles": kv_rows * group * query_tiles * _query_tile_bytes(head_dim),
             "key_tiles": kv_rows * blocks * _key_tile_bytes(head_dim),
-            "ds": heads * tiles * tile_bytes,
-            "sums": 0 if whole else group * query_tiles * TILE_TOKENS * head_dim * 4,
+            "ds": largest.heads * largest.tiles * tile_bytes,
+            "sums": (largest.tiles < blocks) * group * query_tiles * TILE_TOKENS * head_dim * 4,
         }
     )
     buffer = torch.empty(offsets["bytes"], dtype=torch.uint8, device=q.device)

@@ -36,12 +36,16 @@ def test_clips_stills_layers_and_figures_are_left(made):
 
 def test_less_precision_makes_a_clip_that_is_further_away(made):
     folder, _, _ = made
-    plans = json.loads((folder / "clips.json").read_text())["plans"]
-    assert plans["int8"]["psnr"] > plans["fp4"]["psnr"] + 3
+    psnr = {
+        plan: row["psnr"]
+        for plan, row in json.loads((folder / "clips.json").read_text())["plans"].items()
+    }
+    assert psnr["int8"] > psnr["int8_fp4"] > psnr["fp4"]
+    assert psnr["int8"] > psnr["fp4"] + 3
 
 
 def test_less_precision_makes_a_step_that_is_further_away():
-    """One step: after several, which of two similar precisions is nearer depends on the CPU."""
+    """Layers in FP16 too; after several steps whether they help depends on the CPU."""
     model = video.load_model()
     profile = video.calibrate(model, gallery.CALIBRATED_ON, seed=100, steps=2)
     latents = {

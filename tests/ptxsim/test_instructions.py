@@ -106,6 +106,7 @@ VECTORS = [
     # 1 and -3 less 0.5 and 2^-7, the latter a tie; then 1 + 2^-7 squared and -3 halved.
     ("sub.rn.bf16x2 d, a, b;", (0x3F80C040, 0x3F003C00, 0x3F00C040)),
     ("sub.rn.bf16x2 d, a, b;", (0x43800000, 0x0000BF80, 0x43803F80)),
+    ("add.rn.bf16x2 d, a, b;", (0x3F80C040, 0x3F003C00, 0x3FC0C040)),
     ("mul.rn.bf16x2 d, a, b;", (0x3F81C040, 0x3F813F00, 0x3F82BFC0)),
     ("max.NaN.f16x2 d, a, b;", (0x3C004000, 0x3800C000, 0x3C004000)),
     ("min.NaN.bf16x2 d, a, b;", (0x3F80C000, 0x40000000, 0x3F80C000)),
