@@ -76,10 +76,4 @@ struct Turn {
   __device__ __forceinline__ void advance() {
     if (++stage == STAGES) stage = 0, parity ^= 1;
   }
-
-  __device__ __forceinline__ Turn next() const {
-    Turn after = *this;
-    after.advance();
-    return after;
-  }
 };

@@ -19,7 +19,7 @@ struct Params {
   const float* v_channels;  // [B, Hk, 2, HEAD_DIM]: scales and offsets
   Output out;
   float* lse;  // [B, Hq, Nq] of the scores of smoothed K, natural logarithm; may be null
-  int batch, q_heads, kv_heads, q_len, kv_len, head_dim;
+  int q_heads, kv_heads, q_len, kv_len, head_dim;
   int blocks;  // of K per (batch, key head), even
   int causal;
   Dtype dtype;  // of the output
@@ -27,36 +27,27 @@ struct Params {
 
 constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 160;
 
-// Whether a warpgroup has the registers for the next tile's scores beside P V.
-template <int HEAD_DIM>
-constexpr bool SCORES_AHEAD = HEAD_DIM < KEYS;
-
-// A block's share of the work: ROWS rows of one head of Q against all of the head's keys, one after
-// the other, as long as there are any.
+// ROWS rows of one head of Q against all of the head's keys: the work of a block.
 struct Item : Place<ROWS> {
   using Place<ROWS>::Place;
 
-  static __device__ __forceinline__ int count(const Params& p) {
-    return p.batch * p.q_heads * ((p.q_len + ROWS - 1) / ROWS);
-  }
   __device__ __forceinline__ int tiles(const Params& p) const {
     return (keys(p) + KEYS - 1) / KEYS;
   }
 };
 
-// K and V of an item, by one thread. Behind the last tile K's last comes again, alone, where consumers
-// begin the next scores whether there are any or not.
+// K and V, by one thread.
 template <int HEAD_DIM, int STAGES>
 __device__ __forceinline__ void produce(const Params& p, const Item& item,
-                                        const Shared<HEAD_DIM, STAGES>& shared,
-                                        Turn<STAGES>& turn) {
+                                        const Shared<HEAD_DIM, STAGES>& shared) {
   constexpr int TILE = Shared<HEAD_DIM, STAGES>::TILE, SCALES = Shared<HEAD_DIM, STAGES>::SCALES;
   const s64 first_block = item.kv_head(p) * p.blocks;
   const u8* k = p.k_codes + first_block * (BLOCK_KEYS * HEAD_DIM);
   const u8* v = p.v_codes + first_block * (BLOCK_KEYS * HEAD_DIM);
   const u8* scales = reinterpret_cast<const u8*>(p.k_scales + first_block * SCALES_PER_BLOCK);
   const int tiles = item.tiles(p);
-  for (int tile = 0; tile < tiles + SCORES_AHEAD<HEAD_DIM>; ++tile) {
+  Turn<STAGES> turn;
+  for (int tile = 0; tile < tiles; ++tile) {
     const int stage = turn.stage;
     const Barrier full_k = shared.full_k(stage), full_v = shared.full_v(stage);
     shared.empty_k(stage).wait(turn.parity ^ 1);  // which new barriers let pass
@@ -64,14 +55,9 @@ __device__ __forceinline__ void produce(const Params& p, const Item& item,
     full_k.copy(shared.k(stage), k, TILE);
     full_k.copy(shared.k_scales(stage), scales, SCALES);
     shared.empty_v(stage).wait(turn.parity ^ 1);
-    if (tile < tiles) {
-      full_v.expect(TILE);
-      full_v.copy(shared.v(stage), v, TILE);
-    } else {
-      full_v.arrive();
-    }
-    v += TILE;
-    if (tile + 1 < tiles) k += TILE, scales += SCALES;
+    full_v.expect(TILE);
+    full_v.copy(shared.v(stage), v, TILE);
+    k += TILE, v += TILE, scales += SCALES;
     turn.advance();
   }
 }
@@ -81,12 +67,11 @@ __device__ __forceinline__ void produce(const Params& p, const Item& item,
 template <int HEAD_DIM, int STAGES>
 struct Consumer {
   using Product = u32[HEAD_DIM / 2];
-  static constexpr bool AHEAD = SCORES_AHEAD<HEAD_DIM>;
 
   const Shared<HEAD_DIM, STAGES> shared;
   const int group;  // among consumers
   Turn<STAGES> turn;
-  int block_row;  // the item's first row
+  int block_row;  // the block's first row
   float q_scale[2];
   float out[HEAD_DIM / 2];
   float sum[2];        // this thread's part of its rows' sums of P
@@ -111,12 +96,7 @@ struct Consumer {
     Product product;
     // Of no use, but ptxas 12.8 ends every product at once where one begins on what nothing defined.
     clear(s), clear(product);
-    if (AHEAD) find_scores(s);
-    for (int tile = 0; tile < tiles; ++tile) {
-      if (!AHEAD) find_scores(s);
-      take_tile(p, s, product, tile);
-    }
-    if (AHEAD) drop_last_scores();
+    for (int tile = 0; tile < tiles; ++tile) take_tile(p, s, product, tile);
     if (p.dtype == F16) {
       store<F16>(p, item);
     } else if (p.dtype == BF16) {
@@ -132,7 +112,6 @@ struct Consumer {
   __device__ __forceinline__ void start(const Params& p, int row_block, s64 head_row) {
     block_row = row_block * ROWS;
     constexpr int UNITS = HEAD_DIM / 16;
-    synchronise<GROUP>(1 + group);  // all of its warps have left the item before
 #pragma unroll
     for (int i = threadIdx.x % GROUP; i < GROUP_ROWS * UNITS; i += GROUP) {
       const int in_group = i / UNITS, unit = i % UNITS;
@@ -159,15 +138,10 @@ struct Consumer {
     for (int i = 0; i < N; ++i) accumulators[i] = 0;
   }
 
-  __device__ __forceinline__ void find_scores(Scores& s) const {
-    begin_scores(s, turn);
-    wgmma_wait<0>();
-    pin(s);
-  }
-
-  // s: scores of the tile; AHEAD, afterwards those of the next one.
+  // s, product: room for the tile's scores, for its P V.
   __device__ __forceinline__ void take_tile(const Params& p, Scores& s, Product& product,
                                             int tile) {
+    multiply_keys(s);
     const int end = (tile + 1) * KEYS;
     if (end > p.kv_len || p.causal && end > block_row + 1) hide_keys(p, s, tile * KEYS);
     Exponents e;
@@ -175,30 +149,9 @@ struct Consumer {
     if (is_first_lane()) shared.empty_k(turn.stage).arrive();
     follow(e.top);
     find_p(s, e);
-    begin_product(product);
-    if (AHEAD) {
-      begin_scores(s, turn.next());
-      wgmma_wait<1>();
-    } else {
-      wgmma_wait<0>();
-    }
-    pin(product);
+    multiply_values(product);
     if (is_first_lane()) shared.empty_v(turn.stage).arrive();
     add(product);
-    turn.advance();
-    if (AHEAD) {
-      wgmma_wait<0>();
-      pin(s);
-    }
-  }
-
-  // Behind the last tile: scores of no use, and no V.
-  __device__ __forceinline__ void drop_last_scores() {
-    shared.full_v(turn.stage).wait(turn.parity);  // not free before the others left it
-    if (is_first_lane()) {
-      shared.empty_k(turn.stage).arrive();
-      shared.empty_v(turn.stage).arrive();
-    }
     turn.advance();
   }
 
@@ -228,19 +181,21 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ void begin_scores(Scores& s, const Turn<STAGES>& at) const {
+  __device__ __forceinline__ void multiply_keys(Scores& s) const {
     const WgmmaOperand q = WgmmaOperand::panel(shared.q(group));
-    const WgmmaOperand k = WgmmaOperand::panel(shared.k(at.stage));
-    shared.full_k(at.stage).wait(at.parity);
+    const WgmmaOperand k = WgmmaOperand::panel(shared.k(turn.stage));
+    shared.full_k(turn.stage).wait(turn.parity);
     wgmma_begin();
 #pragma unroll
     for (int step = 0; step < HEAD_DIM / 32; ++step) {
       wgmma_s8(s, q + step * (GROUP_ROWS * 32), k + step * (KEYS * 32), step > 0);
     }
     wgmma_commit();
+    wgmma_wait<0>();
+    pin(s);
   }
 
-  __device__ __forceinline__ void begin_product(Product& product) const {
+  __device__ __forceinline__ void multiply_values(Product& product) const {
     const WgmmaOperand v = WgmmaOperand::panel(shared.v(turn.stage));
     shared.full_v(turn.stage).wait(turn.parity);
     wgmma_begin();
@@ -249,6 +204,8 @@ struct Consumer {
       wgmma_u8(product, probabilities[step], v + step * (HEAD_DIM * 32), step > 0);
     }
     wgmma_commit();
+    wgmma_wait<0>();
+    pin(product);
   }
 
   __device__ __forceinline__ void hide_keys(const Params& p, Scores& s, int first_key) const {
@@ -309,18 +266,14 @@ __global__ void __launch_bounds__((1 + CONSUMERS) * GROUP, 1)
 sm90_int8_attention(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) u8 memory[];
   const Shared<HEAD_DIM, STAGES> shared{shared_address_of(memory)};
+  const Item item(p, blockIdx.x);
   if (threadIdx.x == 0) shared.start();
   __syncthreads();
   if (threadIdx.x < GROUP) {
     give_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x > 0) return;
-    Turn<STAGES> turn;
-    for (int i = blockIdx.x; i < Item::count(p); i += gridDim.x) {
-      produce(p, Item(p, i), shared, turn);
-    }
+    if (threadIdx.x == 0) produce(p, item, shared);
   } else {
     take_registers<CONSUMER_REGISTERS>();
-    Consumer<HEAD_DIM, STAGES> consumer(shared);
-    for (int i = blockIdx.x; i < Item::count(p); i += gridDim.x) consumer.take(p, Item(p, i));
+    Consumer<HEAD_DIM, STAGES>(shared).take(p, item);
   }
 }

@@ -9,7 +9,7 @@ import torch
 from ..backend import Backend, Capability, Dtypes, HeadDimUpTo, Unmasked
 from ..jit.loader import launch
 from ..jit.variants import Variant
-from .geometry import one_each, parts
+from .geometry import parts
 from .int8_attention import Int8Attention
 from .int8_layout import WGMMA_KEYS, Layout
 from .int8_quantise import Packed, quantise
@@ -26,7 +26,7 @@ def _attention(head_dim: int) -> Variant:
         source="sm90_int8_attention.cu",
         kernel="sm90_int8_attention",
         template=(head_dim, stages),
-        params=f"6Q{OUTPUT}Q9i",
+        params=f"6Q{OUTPUT}Q8i",
         threads=THREADS,
         # Q; for each stage K, V, eight scales of K and four barriers
         shared_bytes=ROWS * head_dim + stages * (2 * WGMMA_KEYS * head_dim + 8 * 4 + 4 * 8),
@@ -57,12 +57,10 @@ def _attend_readable(
     out = layout.output_like(q)
     start = packed.buffer.data_ptr()
     batch, q_heads, q_len = layout.query_sizes
-    device, items = q.get_device(), batch * q_heads * parts(q_len, ROWS)
     launch(
         _ATTENTION[layout.head_dim],
-        device,
-        # Causal items differ in length: then the GPU hands them out, as blocks come free.
-        items if causal else one_each(items, device),
+        q.get_device(),
+        batch * q_heads * parts(q_len, ROWS),
         start + layout.q_codes,
         start + layout.q_scales,
         start + layout.k_codes,
@@ -72,7 +70,6 @@ def _attend_readable(
         out.data_ptr(),
         *layout.out_view,
         0 if lse is None else lse.data_ptr(),
-        batch,
         *layout.attention_sizes,
         causal,
         CODES[out.dtype],
