@@ -9,11 +9,10 @@ dQ has a kernel of its own, which reads dS as the kernel of dK and dV left it in
 of about 1 GiB: five products in all. No gradient is summed up by atomics, and the same call gives
 the same bits, whatever its chunks.
 
-This has run in the interpreter only. While dQ computed scores and dP a second time instead, forward
-and backward at B2 H24 S16384 took 44.2 ms on an H200 with 128 channels and 30.8 with 64,
-FlashAttention-2 71.5 and 38.8. But torch takes cuDNN there by itself, and that took 41.5 and 24.8:
-so dispatch leaves training to the host. docs/kernel-notes-sagebwd.md has what binds and what was
-tried.
+Forward and backward at B2 H24 S16384 took 34.2 ms on an H200 with 128 channels and 26.1 with 64,
+FlashAttention-2 70.7 and 38.7, cuDNN 37.0 and 23.6. torch takes cuDNN there by itself, which is
+faster for all but long sequences of 128 channels without a causal mask: so dispatch leaves training
+to the host. docs/kernel-notes-sagebwd.md has what binds and what was tried.
 """
 
 from typing import NamedTuple
@@ -247,5 +246,5 @@ SM90_SAGEBWD = Backend(
     ),
     forward=None,
     train=train,
-    on_request=True,  # cuDNN is faster
+    on_request=True,  # cuDNN is faster, but for long sequences of 128 channels
 )
