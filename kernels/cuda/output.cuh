@@ -13,32 +13,39 @@ __device__ __forceinline__ float log_of_sum(float reference, float sum, float lo
   return (reference + (log2_approx(sum) - log2_unit)) * LN_2;
 }
 
-// [B, Hq, Nq, D] of the caller: strides in elements, channels contiguous.
-struct Output {
-  void* data;
-  s64 batch_stride, head_stride, token_stride;
+// One token of one head, its channels contiguous.
+template <Dtype DTYPE>
+struct OutputRow {
+  u8* data;
 
-  // Channels `channel` and `channel` + 1 of a token.
-  template <Dtype DTYPE>
-  __device__ __forceinline__ void store(int batch, int head, int n, int channel, float x,
-                                        float y) const {
+  // Channels `channel` and `channel` + 1.
+  __device__ __forceinline__ void store(int channel, float x, float y) const {
     if constexpr (DTYPE == F16) {  // quantisation may carry a value past the largest input
       x = max_nan(min_nan(x, 65504.0f), -65504.0f);
       y = max_nan(min_nan(y, 65504.0f), -65504.0f);
     }
-    store_unlimited<DTYPE>(batch, head, n, channel, x, y);
+    store_unlimited(channel, x, y);
   }
 
   // The same for gradients, whose overflow must show: a loss scaler looks for infinities.
-  template <Dtype DTYPE>
-  __device__ __forceinline__ void store_unlimited(int batch, int head, int n, int channel, float x,
-                                                  float y) const {
-    const s64 element = batch * batch_stride + head * head_stride + n * token_stride + channel;
+  __device__ __forceinline__ void store_unlimited(int channel, float x, float y) const {
     if constexpr (DTYPE == F32) {
-      *reinterpret_cast<float2*>(static_cast<float*>(data) + element) = make_float2(x, y);
+      *reinterpret_cast<float2*>(data + channel * 4) = make_float2(x, y);
     } else {
-      *reinterpret_cast<u32*>(static_cast<u16*>(data) + element) =
+      *reinterpret_cast<u32*>(data + channel * 2) =
           DTYPE == F16 ? pack_f16x2(x, y) : pack_bf16x2(x, y);
     }
+  }
+};
+
+// [B, Hq, Nq, D] of the caller: strides in elements, channels contiguous.
+struct Output {
+  u8* data;
+  s64 batch_stride, head_stride, token_stride;
+
+  template <Dtype DTYPE>
+  __device__ __forceinline__ OutputRow<DTYPE> row(int batch, int head, int n) const {
+    constexpr int BYTES = DTYPE == F32 ? 4 : 2;
+    return {data + (batch * batch_stride + head * head_stride + n * token_stride) * BYTES};
   }
 };

@@ -15,9 +15,13 @@ struct Barrier {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address), "r"(arrivals) : "memory");
   }
 
-  __device__ __forceinline__ void arrive() const {
-    asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(address)
-                 : "memory");
+  // By all lanes of a warp, for the warp: none of them reads any more what the next copy overwrites.
+  __device__ __forceinline__ void leave() const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(address)
+                   : "memory");
+    }
   }
 
   // Until the phase of this parity has ended.

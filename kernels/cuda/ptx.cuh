@@ -151,6 +151,10 @@ __device__ __forceinline__ void store_shared_words(u32 address, uint4 x) {
                : "memory");
 }
 
+__device__ __forceinline__ void load_shared_floats(float (&x)[2], u32 address) {
+  asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "r"(address) : "memory");
+}
+
 __device__ __forceinline__ void load_shared_floats(float (&x)[4], u32 address) {
   asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
                : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])

@@ -71,14 +71,15 @@ template <int HEAD_DIM, Dtype DTYPE>
 __device__ __forceinline__ void store_rows(const Output& target, const float (&x)[HEAD_DIM / 8][4],
                                            float factor, int batch, int head,
                                            const int (&token)[2], int end, int head_dim) {
+  const OutputRow<DTYPE> rows[2] = {target.row<DTYPE>(batch, head, token[0]),
+                                    target.row<DTYPE>(batch, head, token[1])};
 #pragma unroll
   for (int n = 0; n < HEAD_DIM / 8; ++n) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int channel = 8 * n + threadIdx.x % 4 * 2;
       if (token[r] < end && channel < head_dim) {
-        target.store_unlimited<DTYPE>(batch, head, token[r], channel, x[n][2 * r] * factor,
-                                      x[n][2 * r + 1] * factor);
+        rows[r].store_unlimited(channel, x[n][2 * r] * factor, x[n][2 * r + 1] * factor);
       }
     }
   }

@@ -12,8 +12,7 @@ struct Params {
   const float* k_scales;    // [B, Hk, blocks, SCALES_PER_BLOCK]
   const float* v_channels;  // [B, Hk, 2, HEAD_DIM]: scales and offsets
   Mask mask;
-  void* out;  // [B, Hq, Nq, D], channels contiguous
-  s64 out_batch_stride, out_head_stride, out_token_stride;  // in elements
+  Output out;
   float* lse;  // [B, Hq, Nq] of the scores of smoothed K, natural logarithm; may be null
   int q_heads, kv_heads, q_len, kv_len, head_dim;
   int blocks;  // of K and V per (batch, key head)
@@ -80,6 +79,8 @@ template <Dtype DTYPE, int HEAD_DIM, int KEYS>
 __device__ __forceinline__ void store(const Params& p, const Warp<HEAD_DIM, KEYS>& w, int batch,
                                       int head, const float (&inverse)[2],
                                       const float* v_channels) {
+  const OutputRow<DTYPE> rows[2] = {p.out.row<DTYPE>(batch, head, w.row(0)),
+                                    p.out.row<DTYPE>(batch, head, w.row(1))};
 #pragma unroll
   for (int n = 0; n < HEAD_DIM / 8; ++n) {
     const int channel = 8 * n + 2 * w.t();
@@ -89,22 +90,9 @@ __device__ __forceinline__ void store(const Params& p, const Warp<HEAD_DIM, KEYS
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const bool blind = inverse[r] == 0.0f;
-      float x = fmaf(w.out[n][2 * r] * inverse[r], scale.x, blind ? 0.0f : mean.x);
-      float y = fmaf(w.out[n][2 * r + 1] * inverse[r], scale.y, blind ? 0.0f : mean.y);
-      const s64 element = batch * p.out_batch_stride + head * p.out_head_stride +
-                          w.row(r) * p.out_token_stride + channel;
-      const bool exists = w.row(r) < p.q_len && channel < p.head_dim;
-      if constexpr (DTYPE == F32) {
-        float2* target = reinterpret_cast<float2*>(static_cast<float*>(p.out) + element);
-        if (exists) *target = make_float2(x, y);
-      } else {
-        if constexpr (DTYPE == F16) {  // quantisation may carry a value past the largest input
-          x = max_nan(min_nan(x, 65504.0f), -65504.0f);
-          y = max_nan(min_nan(y, 65504.0f), -65504.0f);
-        }
-        u32* target = reinterpret_cast<u32*>(static_cast<u16*>(p.out) + element);
-        if (exists) *target = DTYPE == F16 ? pack_f16x2(x, y) : pack_bf16x2(x, y);
-      }
+      const float x = fmaf(w.out[n][2 * r] * inverse[r], scale.x, blind ? 0.0f : mean.x);
+      const float y = fmaf(w.out[n][2 * r + 1] * inverse[r], scale.y, blind ? 0.0f : mean.y);
+      if (w.row(r) < p.q_len && channel < p.head_dim) rows[r].store(channel, x, y);
     }
   }
 }

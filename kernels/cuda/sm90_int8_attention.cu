@@ -45,6 +45,8 @@ __device__ __forceinline__ void produce(const Params& p, const Item& item,
   const u8* k = p.k_codes + first_block * (BLOCK_KEYS * HEAD_DIM);
   const u8* v = p.v_codes + first_block * (BLOCK_KEYS * HEAD_DIM);
   const u8* scales = reinterpret_cast<const u8*>(p.k_scales + first_block * SCALES_PER_BLOCK);
+  const u8* v_channels =
+      reinterpret_cast<const u8*>(p.v_channels + item.kv_head(p) * 2 * HEAD_DIM);
   const int tiles = item.tiles(p);
   Turn<STAGES> turn;
   for (int tile = 0; tile < tiles; ++tile) {
@@ -55,7 +57,10 @@ __device__ __forceinline__ void produce(const Params& p, const Item& item,
     full_k.copy(shared.k(stage), k, TILE);
     full_k.copy(shared.k_scales(stage), scales, SCALES);
     shared.empty_v(stage).wait(turn.parity ^ 1);
-    full_v.expect(TILE);
+    // From memory they would hold up the end: one round trip for every store, 7 us for a block.
+    const u32 first = tile == 0 ? shared.V_CHANNELS_BYTES : 0;
+    full_v.expect(TILE + first);
+    if (tile == 0) full_v.copy(shared.v_channels(), v_channels, first);
     full_v.copy(shared.v(stage), v, TILE);
     k += TILE, v += TILE, scales += SCALES;
     turn.advance();
@@ -107,10 +112,16 @@ struct Consumer {
   }
 
  private:
-  static __device__ __forceinline__ bool is_first_lane() { return threadIdx.x % 32 == 0; }
-
   __device__ __forceinline__ void start(const Params& p, int row_block, s64 head_row) {
     block_row = row_block * ROWS;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      q_scale[r] = p.q_scales[head_row + min(row(r), p.q_len - 1)];
+      sum[r] = weight[r] = 0.0f;
+      reference[r] = -FLOAT_MAX;
+    }
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / 2; ++i) out[i] = 0.0f;
     constexpr int UNITS = HEAD_DIM / 16;
 #pragma unroll
     for (int i = threadIdx.x % GROUP; i < GROUP_ROWS * UNITS; i += GROUP) {
@@ -120,14 +131,6 @@ struct Consumer {
           shared.q(group) + unit / 2 * (GROUP_ROWS * 32) + panel_offset(in_group, unit % 2 * 16),
           *reinterpret_cast<const uint4*>(p.q_codes + source * HEAD_DIM + unit * 16));
     }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      q_scale[r] = p.q_scales[head_row + min(row(r), p.q_len - 1)];
-      sum[r] = weight[r] = 0.0f;
-      reference[r] = -FLOAT_MAX;
-    }
-#pragma unroll
-    for (int i = 0; i < HEAD_DIM / 2; ++i) out[i] = 0.0f;
     publish_to_wgmma();
     synchronise<GROUP>(1 + group);
   }
@@ -146,37 +149,41 @@ struct Consumer {
     if (end > p.kv_len || p.causal && end > block_row + 1) hide_keys(p, s, tile * KEYS);
     Exponents e;
     e.find(s, q_scale, shared.k_scales(turn.stage) + t() * 4);
-    if (is_first_lane()) shared.empty_k(turn.stage).arrive();
+    shared.empty_k(turn.stage).leave();
     follow(e.top);
     find_p(s, e);
     multiply_values(product);
-    if (is_first_lane()) shared.empty_v(turn.stage).arrive();
+    shared.empty_v(turn.stage).leave();
     add(product);
     turn.advance();
   }
 
   template <Dtype DTYPE>
   __device__ __forceinline__ void store(const Params& p, const Item& item) const {
-    const float* scales = p.v_channels + item.kv_head(p) * 2 * HEAD_DIM;
+    float inverse[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float total = sum[r];
       total += __shfl_xor_sync(0xffffffff, total, 1);
       total += __shfl_xor_sync(0xffffffff, total, 2);
-      if (row(r) >= p.q_len) continue;
-      if (p.lse != nullptr && t() == 0) {
+      if (p.lse != nullptr && t() == 0 && row(r) < p.q_len) {
         p.lse[item.first_row(p) + row(r)] = log_of_sum(reference[r], total, LOG2_UNIT);
       }
-      const float inverse = 1.0f / total;
+      inverse[r] = 1.0f / total;
+    }
+    const OutputRow<DTYPE> rows[2] = {p.out.row<DTYPE>(item.batch, item.head, row(0)),
+                                      p.out.row<DTYPE>(item.batch, item.head, row(1))};
 #pragma unroll
-      for (int n = 0; n < HEAD_DIM / 8; ++n) {
-        const int channel = 8 * n + 2 * t();
-        if (channel >= p.head_dim) continue;
-        const float2 scale = *reinterpret_cast<const float2*>(scales + channel);
-        const float2 offset = *reinterpret_cast<const float2*>(scales + HEAD_DIM + channel);
-        p.out.template store<DTYPE>(item.batch, item.head, row(r), channel,
-                                    fmaf(out[4 * n + 2 * r] * inverse, scale.x, offset.x),
-                                    fmaf(out[4 * n + 2 * r + 1] * inverse, scale.y, offset.y));
+    for (int n = 0; n < HEAD_DIM / 8; ++n) {
+      const int channel = 8 * n + 2 * t();
+      float scale[2], offset[2];
+      load_shared_floats(scale, shared.v_channels() + channel * 4);
+      load_shared_floats(offset, shared.v_channels() + (HEAD_DIM + channel) * 4);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (row(r) >= p.q_len || channel >= p.head_dim) continue;
+        rows[r].store(channel, fmaf(out[4 * n + 2 * r] * inverse[r], scale[0], offset[0]),
+                      fmaf(out[4 * n + 2 * r + 1] * inverse[r], scale[1], offset[1]));
       }
     }
   }

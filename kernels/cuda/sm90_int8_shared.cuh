@@ -12,7 +12,8 @@ constexpr int ROWS = CONSUMERS * GROUP_ROWS;
 constexpr int KEYS = 128;  // of a tile
 constexpr int BLOCKS = KEYS / BLOCK_KEYS;
 
-// What the warpgroups share: Q, tiles of K and V, and barriers that say who may touch them when.
+// What the warpgroups share: Q, tiles of K and V, V's scales and offsets, and barriers that say who may
+// touch them when.
 template <int HEAD_DIM, int STAGES>
 struct Shared {
   static constexpr int TILE = KEYS * HEAD_DIM;
@@ -20,7 +21,9 @@ struct Shared {
   static constexpr int K = ROWS * HEAD_DIM;
   static constexpr int V = K + STAGES * TILE;
   static constexpr int K_SCALES = V + STAGES * TILE;
-  static constexpr int BARRIERS = K_SCALES + STAGES * SCALES;
+  static constexpr int V_CHANNELS = K_SCALES + STAGES * SCALES;
+  static constexpr int V_CHANNELS_BYTES = 2 * HEAD_DIM * 4;
+  static constexpr int BARRIERS = V_CHANNELS + V_CHANNELS_BYTES;
   static_assert(HEAD_DIM * 127 * 127 < MAGIC_RANGE / 2, "differences of scores must fit MAGIC");
   static_assert(KEYS * 255 * 255 < DENORMAL_RANGE, "products P V must be denormal");
 
@@ -34,6 +37,7 @@ struct Shared {
   __device__ __forceinline__ u32 k_scales(int stage) const {
     return address + K_SCALES + stage * SCALES;
   }
+  __device__ __forceinline__ u32 v_channels() const { return address + V_CHANNELS; }
   __device__ __forceinline__ Barrier full_k(int stage) const { return barrier(stage, 0); }
   __device__ __forceinline__ Barrier full_v(int stage) const { return barrier(stage, 1); }
   __device__ __forceinline__ Barrier empty_k(int stage) const { return barrier(stage, 2); }

@@ -108,8 +108,7 @@ sm90_sagebwd_query_gradient(const __grid_constant__ Params p) {
       wgmma_wait<0>();
       pin(d_q);
     }
-    __syncwarp();  // all lanes have read what the next copy may overwrite
-    if (threadIdx.x % 32 == 0) ring.empty(turn.stage).arrive();
+    ring.empty(turn.stage).leave();
     turn.advance();
   }
   if (!there) return;

@@ -29,7 +29,8 @@ def _attention(head_dim: int) -> Variant:
         params=f"6Q{OUTPUT}Q8i",
         threads=THREADS,
         # Q; for each stage K, V, eight scales of K and four barriers
-        shared_bytes=ROWS * head_dim + stages * (2 * WGMMA_KEYS * head_dim + 8 * 4 + 4 * 8),
+        shared_bytes=(ROWS + 2 * 4) * head_dim
+        + stages * (2 * WGMMA_KEYS * head_dim + 8 * 4 + 4 * 8),
         first_sm=90,
         last_sm=90,
     )
