@@ -225,7 +225,9 @@ def plot(rows: list[dict], path: Path) -> None:
                 if (row["task"], row["trained_with"]) == (task, name):
                     steps = [CURVE_STEP * (i + 1) for i in range(len(row["curve"]))]
                     label = name if row["seed"] == 0 else None
-                    axes.plot(steps, row["curve"], f"C{colour}", lw=0.8, label=label)
+                    # The first one broad, as the second hides it where both agree.
+                    width, alpha = (4, 0.35) if colour == 0 else (0.9, 1)
+                    axes.plot(steps, row["curve"], f"C{colour}", lw=width, alpha=alpha, label=label)
         axes.set(title=task, xlabel="step", ylabel="loss, nats per token")
         axes.legend()
     figure.savefig(path, dpi=130)

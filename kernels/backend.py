@@ -74,6 +74,30 @@ class Unmasked:
 
 
 @dataclass(frozen=True)
+class NotCausal:
+    """Every query may see every key."""
+
+    def admits(self, request: Request) -> bool:
+        return not request.causal
+
+    def describe(self) -> str:
+        return "a call that is not causal"
+
+
+@dataclass(frozen=True)
+class TokensFrom:
+    """At least ``least`` queries, and as many keys."""
+
+    least: int
+
+    def admits(self, request: Request) -> bool:
+        return min(request.q_len, request.kv_len) >= self.least
+
+    def describe(self) -> str:
+        return f"at least {self.least} tokens"
+
+
+@dataclass(frozen=True)
 class Capability:
     """An NVIDIA GPU of compute capability ``first`` to ``last``, both (major, minor)."""
 
@@ -125,7 +149,9 @@ class Backend:
     native: False marks an emulation, which is slower than the host's own attention.
     proof: ``(device, head_dim, dtype) -> clause or None``, what a native backend must show beside
         the self-test's calls; None if nothing.
-    on_request: True keeps it out of every choice but that of a caller who names it.
+    unasked: what a call must be, beside ``constraints``, for dispatch to take this backend although
+        nobody named it: that for which it is faster than the host's own attention, say. None: it
+        answers only to its name.
     """
 
     name: str
@@ -136,7 +162,14 @@ class Backend:
     train: Callable[..., torch.Tensor] | None = None
     prepare: Callable[..., Callable[..., torch.Tensor] | None] | None = None
     proof: Callable[[torch.device, int, torch.dtype], str | None] | None = None
-    on_request: bool = False
+    unasked: tuple[Constraint, ...] | None = ()
+
+    def volunteers(self, request: Request) -> bool:
+        """Whether dispatch considers it for calls like this where nobody named a backend."""
+        wanted = self.train if request.trainable else self.forward
+        return (
+            self.unasked is not None and wanted is not None and request.precision in self.precisions
+        )
 
     def objection(self, request: Request) -> str | None:
         """Why this backend cannot serve ``request``, as a clause; None if it can."""
@@ -149,6 +182,14 @@ class Backend:
         for constraint in self.constraints:
             if not constraint.admits(request):
                 return f"{self.name} needs {constraint.describe()}"
+        return None
+
+    def doubt(self, request: Request) -> str | None:
+        """Why dispatch leaves this backend out although it can serve ``request``, as a clause."""
+        for constraint in self.unasked or ():
+            if not constraint.admits(request):
+                gain = "to be faster than the host's attention"
+                return f"{self.name} needs {constraint.describe()} {gain}"
         return None
 
 

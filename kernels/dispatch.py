@@ -37,9 +37,7 @@ def choose(request: Request, *, backend: str | None = None, emulation: bool = Tr
     if objection:
         return refuse(objection)
     if backend is None:
-        candidates = [
-            b for b in backends.BACKENDS if request.precision in b.precisions and not b.on_request
-        ]
+        candidates = [b for b in backends.BACKENDS if b.volunteers(request)]
     else:
         candidates = [b for b in backends.BACKENDS if b.name == backend]
     if not candidates:
@@ -48,7 +46,8 @@ def choose(request: Request, *, backend: str | None = None, emulation: bool = Tr
         return refuse(f"no backend {wanted}; this build has {known}")
     objections = []
     for candidate in candidates:
-        objection = objection_of(candidate, request)
+        objection = None if backend else candidate.doubt(request)
+        objection = objection or objection_of(candidate, request)
         if objection is None and not candidate.native and not emulation:
             objection = f"no native {request.precision} kernel fits this call, emulation is off"
         if objection is None:

@@ -103,7 +103,7 @@ __device__ __forceinline__ void add_and_go_on(float (&sums)[HEAD_DIM / 8][4], Pr
   wgmma_wait<1>();
   pin(d_p);
   add<HEAD_DIM>(sums, d_p, weight, PARTS - 1);
-  ring.empty(turn.stage).leave();
+  ring.empty(turn.stage).arrive();
   multiply_values<HEAD_DIM, DTYPE>(d_p, own, ring.tile(next.stage));
   wgmma_wait<1>();
   pin(s);

@@ -86,7 +86,7 @@ struct TileRing {
   __device__ __forceinline__ Barrier full(int stage) const { return barrier(2 * stage); }
   __device__ __forceinline__ Barrier empty(int stage) const { return barrier(2 * stage + 1); }
 
-  // By one thread, before publish_barriers() and a __syncthreads(). readers: warps.
+  // By one thread, before publish_barriers() and a __syncthreads(). readers: threads.
   __device__ __forceinline__ void start(int readers) const {
     for (int stage = 0; stage < STAGES; ++stage) {
       full(stage).init(1);

@@ -51,7 +51,7 @@ struct Ring {
   __device__ __forceinline__ void start() const {
     if (threadIdx.x == 0) {
 #pragma unroll
-      for (int i = 0; i < STAGES; ++i) full(i).init(1), empty(i).init(WARPS);
+      for (int i = 0; i < STAGES; ++i) full(i).init(1), empty(i).init(32 * WARPS);
       publish_barriers();
     }
     __syncthreads();
@@ -84,7 +84,7 @@ struct Ring {
   }
 
   __device__ __forceinline__ void leave() {
-    empty(stage).leave();
+    empty(stage).arrive();
     advance(stage, parity);
   }
 

@@ -149,11 +149,11 @@ struct Consumer {
     if (end > p.kv_len || p.causal && end > block_row + 1) hide_keys(p, s, tile * KEYS);
     Exponents e;
     e.find(s, q_scale, shared.k_scales(turn.stage) + t() * 4);
-    shared.empty_k(turn.stage).leave();
+    shared.empty_k(turn.stage).arrive();
     follow(e.top);
     find_p(s, e);
     multiply_values(product);
-    shared.empty_v(turn.stage).leave();
+    shared.empty_v(turn.stage).arrive();
     add(product);
     turn.advance();
   }

@@ -5,7 +5,6 @@
 #include "pipeline.cuh"
 
 constexpr int GROUP = 128;  // threads of a warpgroup
-constexpr int WARPS = GROUP / 32;
 constexpr int GROUP_ROWS = 64;  // of Q
 constexpr int CONSUMERS = 3;    // warpgroups
 constexpr int ROWS = CONSUMERS * GROUP_ROWS;
@@ -47,7 +46,7 @@ struct Shared {
   __device__ __forceinline__ void start() const {
     for (int stage = 0; stage < STAGES; ++stage) {
       full_k(stage).init(1), full_v(stage).init(1);
-      empty_k(stage).init(CONSUMERS * WARPS), empty_v(stage).init(CONSUMERS * WARPS);
+      empty_k(stage).init(CONSUMERS * GROUP), empty_v(stage).init(CONSUMERS * GROUP);
     }
     publish_barriers();
   }

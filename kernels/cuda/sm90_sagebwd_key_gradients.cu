@@ -142,7 +142,7 @@ sm90_sagebwd_key_gradients(const __grid_constant__ Params p) {
   };
 
   if (threadIdx.x == 0) {
-    ring.start(CONSUMERS * GROUP / 32);
+    ring.start(CONSUMERS * GROUP);
     own_tiles.init(1);
     publish_barriers();
   }

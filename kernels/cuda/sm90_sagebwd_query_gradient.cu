@@ -47,7 +47,7 @@ sm90_sagebwd_query_gradient(const __grid_constant__ Params p) {
   const int turns = tiles_of(min((row_block + 1) * CONSUMERS, query_tiles) - 1);
 
   if (threadIdx.x == 0) {
-    ring.start(CONSUMERS * GROUP / 32);
+    ring.start(CONSUMERS * GROUP);
     publish_barriers();
   }
   __syncthreads();
@@ -108,7 +108,7 @@ sm90_sagebwd_query_gradient(const __grid_constant__ Params p) {
       wgmma_wait<0>();
       pin(d_q);
     }
-    ring.empty(turn.stage).leave();
+    ring.empty(turn.stage).arrive();
     turn.advance();
   }
   if (!there) return;

@@ -26,7 +26,7 @@ def _emulated(precision: str) -> Backend:
         native=False,
         constraints=(Capability((8, 0), (12, 1)), *CONSTRAINTS),
         forward=in_one_dtype(attend, precision=precision, fp4=EMULATED),
-        on_request=True,
+        unasked=None,
     )
 
 

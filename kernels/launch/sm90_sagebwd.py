@@ -11,8 +11,8 @@ the same bits, whatever its chunks.
 
 Forward and backward at B2 H24 S16384 took 34.2 ms on an H200 with 128 channels and 26.1 with 64,
 FlashAttention-2 70.7 and 38.7, cuDNN 37.0 and 23.6. torch takes cuDNN there by itself, which is
-faster for all but long sequences of 128 channels without a causal mask: so dispatch leaves training
-to the host. docs/kernel-notes-sagebwd.md has what binds and what was tried.
+faster for all but long sequences of 128 channels without a causal mask: so dispatch takes these
+kernels there alone. docs/kernel-notes-sagebwd.md has what binds and what was tried.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,9 @@ from ..backend import (
     Capability,
     Dtypes,
     HeadDimIn,
+    NotCausal,
     OneDtype,
+    TokensFrom,
     Unmasked,
     token_major_like,
 )
@@ -246,5 +248,6 @@ SM90_SAGEBWD = Backend(
     ),
     forward=None,
     train=train,
-    on_request=True,  # cuDNN is faster, but for long sequences of 128 channels
+    # Elsewhere cuDNN, which torch takes, measured faster: benchmarks/results/training_h200.json.
+    unasked=(HeadDimIn(((97, 128),)), NotCausal(), TokensFrom(16384)),
 )

@@ -370,7 +370,7 @@ def test_channels_that_carry_the_keys_cost_nothing(precision):
 # --------------------------------------------------------------------------------- which one runs
 @pytest.mark.parametrize("backend", [EMULATED_FP4, EMULATED_INT8_FP4], ids=lambda b: b.name)
 def test_the_emulation_is_chosen_by_name_alone(backend):
-    assert backend.on_request
+    assert backend.unasked is None
     assert explain(*tensors(), precision=backend.precisions[0]).backend != backend.name
 
 

@@ -6,7 +6,14 @@ import pytest
 import torch
 from sageattention3 import kernels
 from sageattention3.kernels import backends, dispatch, selftest
-from sageattention3.kernels.backend import Backend, HeadDimIn, HeadDimUpTo, OnDevice
+from sageattention3.kernels.backend import (
+    Backend,
+    HeadDimIn,
+    HeadDimUpTo,
+    NotCausal,
+    OnDevice,
+    TokensFrom,
+)
 from sageattention3.kernels.request import everyday_request
 
 EVERYDAY = everyday_request("int8", torch.device("cpu"))
@@ -23,10 +30,10 @@ def fake(
     precisions=("int8",),
     constraints=(),
     train=None,
-    on_request=False,
+    unasked=(),
 ):
     return Backend(
-        name, tuple(precisions), native, tuple(constraints), never, train, on_request=on_request
+        name, tuple(precisions), native, tuple(constraints), never, train, unasked=unasked
     )
 
 
@@ -70,10 +77,23 @@ def test_a_backend_asked_for_by_name_is_used_or_refused_by_name(registry):
     assert "no backend is named 'three'" in dispatch.choose(EVERYDAY, backend="three").reason
 
 
-def test_a_backend_on_request_answers_only_to_its_name(registry):
-    registry(fake("preview", native=False, on_request=True), fake("everyday", native=False))
-    assert dispatch.choose(EVERYDAY).backend == "everyday"
+def test_a_backend_that_is_never_taken_unasked_answers_only_to_its_name(registry):
+    registry(fake("preview", native=False, unasked=None), fake("everyday", native=False))
+    assert dispatch.choose(EVERYDAY) == ("everyday", False, "")
     assert dispatch.choose(EVERYDAY, backend="preview").backend == "preview"
+
+
+def test_a_backend_is_taken_unasked_where_it_gains(registry):
+    registry(fake("long", unasked=(TokensFrom(5000), NotCausal())), fake("everyday"))
+    doubt = "to be faster than the host's attention"
+    decision = dispatch.choose(EVERYDAY)
+    assert decision == ("everyday", True, f"long needs at least 5000 tokens {doubt}")
+    assert dispatch.choose(EVERYDAY, backend="long") == ("long", True, "")
+    long = EVERYDAY._replace(q_len=5000, kv_len=6000)
+    assert dispatch.choose(long) == ("long", True, "")
+    assert dispatch.choose(long._replace(kv_len=4999)).backend == "everyday"
+    causal = dispatch.choose(long._replace(causal=True))
+    assert causal == ("everyday", True, f"long needs a call that is not causal {doubt}")
 
 
 def test_a_backend_that_failed_its_self_test_is_passed_over_with_the_reason(registry):
@@ -102,8 +122,32 @@ def test_a_backend_for_training_alone_never_serves_inference(registry):
     registry(trains, fake("infers"))
     training = EVERYDAY._replace(needs_grad=True, trainable=True)
     assert dispatch.choose(training).backend == "trains"
-    decision = dispatch.choose(EVERYDAY)
-    assert decision == ("infers", True, "trains serves training alone")
+    assert dispatch.choose(EVERYDAY) == ("infers", True, "")
+    refused = dispatch.choose(EVERYDAY, backend="trains")
+    assert refused == (None, False, "trains serves training alone")
+
+
+@pytest.mark.parametrize(
+    ("change", "backend"),
+    [
+        ({}, "sm90_sagebwd"),
+        ({"q_len": 16383}, None),
+        ({"kv_len": 16383}, None),
+        ({"head_dim": 64}, None),
+        ({"causal": True}, None),
+        ({"capability": (8, 9)}, None),
+    ],
+)
+def test_training_takes_the_kernels_of_hopper_where_they_measured_faster(
+    monkeypatch, change, backend
+):
+    monkeypatch.setattr(selftest, "fault", lambda *_: None)
+    long = EVERYDAY._replace(device="cuda", device_index=0, capability=(9, 0))
+    long = long._replace(dtype=torch.bfloat16, needs_grad=True, trainable=True, head_dim=128)
+    long = long._replace(q_len=16384, kv_len=16384)._replace(**change)
+    assert dispatch.choose(long, emulation=False).backend == backend
+    named = dispatch.choose(long, emulation=False, backend="sm90_sagebwd").backend
+    assert named == (None if "capability" in change else "sm90_sagebwd")
 
 
 def test_head_dims_in_several_ranges_are_described_as_such():

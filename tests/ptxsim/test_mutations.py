@@ -131,11 +131,11 @@ FP4_FAULTS = [
     ),
     (
         "sm120_fp4_attention.cu",
-        "empty(i).init(WARPS)",
-        "empty(i).init(WARPS - 1)",
+        "empty(i).init(32 * WARPS)",
+        "empty(i).init(32 * WARPS - 32)",
         f"{RACE}|more arrivals|{UNDER_WAY}",
     ),
-    ("sm120_fp4_attention.cu", "empty(i).init(WARPS)", "empty(i).init(WARPS + 1)", HANGS),
+    ("sm120_fp4_attention.cu", "init(32 * WARPS)", "init(32 * WARPS + 1)", HANGS),
     ("sm120_fp4_attention.cu", "barrier.expect(STAGE);", "barrier.expect(STAGE + 16);", HANGS),
     (
         "sm120_fp4_attention.cu",

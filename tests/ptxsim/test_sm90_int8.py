@@ -142,16 +142,18 @@ FAULTS = {
     ),
     "V is given back before its product has ended": (
         "    multiply_values(product);\n",
-        "    if (is_first_lane()) shared.empty_v(turn.stage).arrive();\n"
-        "    multiply_values(product);\n",
+        "    shared.empty_v(turn.stage).arrive();\n    multiply_values(product);\n",
     ),
     "scales are given back before they are read": (
         "e.find(s, q_scale, shared.k_scales(turn.stage) + t() * 4);\n"
-        "    if (is_first_lane()) shared.empty_k(turn.stage).arrive();\n",
-        "if (is_first_lane()) shared.empty_k(turn.stage).arrive();\n"
+        "    shared.empty_k(turn.stage).arrive();\n",
+        "shared.empty_k(turn.stage).arrive();\n"
         "    e.find(s, q_scale, shared.k_scales(turn.stage) + t() * 4);\n",
     ),
     "scales are not waited for": ("expect(TILE + SCALES)", "expect(TILE)"),
+    "scales of V are not waited for": ("expect(TILE + first)", "expect(TILE)"),
+    "scales of V are not there": ("if (tile == 0) full_v.copy", "if (tile == 1) full_v.copy"),
+    "offsets of V are its scales": ("(HEAD_DIM + channel) * 4", "channel * 4"),
     "Q is not waited for": ("publish_to_wgmma();\n    synchronise<GROUP>(1 + group);\n", ""),
     "the last key is hidden": (">= visible)", ">= visible - 1)"),
     "a key too many is seen": (">= visible)", "> visible)"),
