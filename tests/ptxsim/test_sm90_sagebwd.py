@@ -156,7 +156,7 @@ FAULTS = {
     "a tile is given back before its last product has ended": (
         "sagebwd_group_products.cuh",
         "  if constexpr (PARTS == 2) multiply",
-        "  if (threadIdx.x % 32 == 0) ring.empty(turn.stage).arrive();\n"
+        "  ring.empty(turn.stage).arrive();\n"
         "  if constexpr (PARTS == 2) multiply",
     ),
     "dP is read before its product has ended": (
@@ -203,7 +203,7 @@ FAULTS = {
     "dS is given back before its product has ended": (
         "sm90_sagebwd_query_gradient.cu",
         "    if (i < own_turns) {\n",
-        "    if (threadIdx.x % 32 == 0) ring.empty(turn.stage).arrive();\n"
+        "    ring.empty(turn.stage).arrive();\n"
         "    if (i < own_turns) {\n",
     ),
     "dQ is read before its product has ended": (
