@@ -73,8 +73,8 @@ INT8_FAULTS = [
     ),
     (
         "sm80_int8_attention.cu",
-        "const bool exists = w.row(r) < p.q_len &&",
-        "const bool exists = w.row(r) <= p.q_len &&",
+        "if (w.row(r) < p.q_len && channel",
+        "if (w.row(r) <= p.q_len && channel",
         f"{NUMBERS}|{OUTSIDE}",
     ),
     # Layouts: a wrong entry of a permutation, halves of panels, lanes of a load.
