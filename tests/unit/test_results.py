@@ -55,7 +55,7 @@ def test_a_projection_is_quoted_as_one(name):
 
 def test_the_readme_quotes_whole_steps():
     text = (ROOT / "README.md").read_text("utf-8")
-    quoted = re.search(r"(\d+)% of a step with\s+Wan 2.1.*?(\d+)% at Flux", text, re.S)
+    quoted = re.search(r"(\d+)% of a\s+step with Wan 2.1.*?(\d+)% at Flux", text, re.S)
     times = {
         row["name"]: row["variants"]["balanced"]["step_time"] for row in END_TO_END["workloads"]
     }
