@@ -84,6 +84,7 @@ struct Ring {
   }
 
   __device__ __forceinline__ void leave() {
+    __syncwarp();  // orders nothing, but without it ptxas spills registers of int8_fp4
     empty(stage).arrive();
     advance(stage, parity);
   }
@@ -98,6 +99,8 @@ struct Ring {
 template <Dtype DTYPE, typename W>
 __device__ __forceinline__ void store(const Params& p, const W& w, int batch, int head,
                                       const float (&inverse)[2], const float* v_mean) {
+  const OutputRow<DTYPE> rows[2] = {p.out.row<DTYPE>(batch, head, w.row(0)),
+                                    p.out.row<DTYPE>(batch, head, w.row(1))};
 #pragma unroll
   for (int n = 0; n < W::OUT_TILES; ++n) {
     const int channel = 8 * n + 2 * w.t();
@@ -108,7 +111,7 @@ __device__ __forceinline__ void store(const Params& p, const W& w, int batch, in
       const bool blind = inverse[r] == 0.0f;
       const float x = fmaf(w.out[n][2 * r], inverse[r], blind ? 0.0f : mean.x);
       const float y = fmaf(w.out[n][2 * r + 1], inverse[r], blind ? 0.0f : mean.y);
-      if (w.row(r) < p.q_len) p.out.template row<DTYPE>(batch, head, w.row(r)).store(channel, x, y);
+      if (w.row(r) < p.q_len) rows[r].store(channel, x, y);
     }
   }
 }

@@ -156,8 +156,7 @@ FAULTS = {
     "a tile is given back before its last product has ended": (
         "sagebwd_group_products.cuh",
         "  if constexpr (PARTS == 2) multiply",
-        "  ring.empty(turn.stage).arrive();\n"
-        "  if constexpr (PARTS == 2) multiply",
+        "  ring.empty(turn.stage).arrive();\n  if constexpr (PARTS == 2) multiply",
     ),
     "dP is read before its product has ended": (
         "sm90_sagebwd_key_gradients.cu",
@@ -203,8 +202,7 @@ FAULTS = {
     "dS is given back before its product has ended": (
         "sm90_sagebwd_query_gradient.cu",
         "    if (i < own_turns) {\n",
-        "    ring.empty(turn.stage).arrive();\n"
-        "    if (i < own_turns) {\n",
+        "    ring.empty(turn.stage).arrive();\n    if (i < own_turns) {\n",
     ),
     "dQ is read before its product has ended": (
         "sm90_sagebwd_query_gradient.cu",
