@@ -16,7 +16,9 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clips")
     said = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gallery, "PROMPTS", gallery.PROMPTS[:1])
+        # The seven: 54, 41 and 29 dB. Which of two rough precisions draws a star's points nearer
+        # is chance (32 and 33 dB); over sixteen prompts they differ by 6 dB (docs/results.md).
+        patch.setattr(gallery, "PROMPTS", gallery.PROMPTS[1:2])
         patch.setattr(gallery, "STEPS", 4)
         table = gallery.make(folder, said.append)
     return folder, table, said
